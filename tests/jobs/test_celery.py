@@ -82,6 +82,16 @@ def render(template, context=None):
 
 
 @shared_task
+def starts(following=()):
+    log.append(len(following))
+    if following:
+        first, *others = following
+        first = signature(first)
+        first.kwargs.update({"following": others})
+        first.apply_async(countdown=1)
+
+
+@shared_task
 def write_and_fail():
     Effect.objects.create(name="jobs", value=1)
     raise KeyError("no")
@@ -408,7 +418,7 @@ def test_the_encoding_is_that_of_kombu():
     assert encode(VALUES[5]) == {"__type__": "decimal", "__value__": "1.50"}
     assert encode(VALUES[7]) == {"__type__": "base64", "__value__": "/w=="}
     assert encode((gettext_lazy("Yes"), 1)) == ["Yes", 1]
-    with pytest.raises(TypeError, match="object is not JSON serializable"):
+    with pytest.raises(TypeError, match=r"^tests\.jobs\.test_celery\.add: Object of type object is not JSON seria"):
         add.delay(object())
     with pytest.raises(ValueError, match="'set' is unknown"):
         decode({"__type__": "set", "__value__": []})
@@ -728,6 +738,24 @@ def test_signatures_are_copied():
     assert (second.options, second.immutable) == ({"countdown": None}, True)
 
 
+def test_a_signature_of_a_signature_is_a_copy():
+    first = add.s(1, b=2).set(countdown=5)
+    second = signature(first)
+    second.kwargs["b"] = 3
+    assert (first.kwargs, second.kwargs, second.options) == ({"b": 2}, {"b": 3}, {"countdown": 5})
+
+
+def test_a_signature_can_be_an_argument_of_a_job():
+    written = encode(total.si(Decimal(1), factor=2).set(priority=3))
+    assert signature(decode(written)) == total.si(Decimal(1), factor=2).set(priority=3)
+    starts.delay([starts.s(), starts.s()])
+    for second in range(3):
+        run(advance=2 * second)
+    assert log == [2, 1, 0]
+    with pytest.raises(TypeError, match="starts: Object of type Chain is not JSON"):
+        starts.delay([chain(starts.s())])
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -738,6 +766,7 @@ def test_signatures_are_copied():
         (lambda: chain(forgets.s(), add.s(2)).delay(), "has ignore_result=True"),
         (lambda: chain(add.s(1), add.s(2).set(expires=AWARE)).delay(), "it must be seconds from its start"),
         (lambda: signature("shop.unknown"), "no task with the name 'shop.unknown'"),
+        (lambda: signature({"task": "shop.unknown"}), "no task with the name 'shop.unknown'"),
     ],
 )
 def test_what_a_chain_cannot_carry_is_refused(make, reason):
@@ -816,7 +845,9 @@ def test_install_beside_celery():
     # Signatures of Celery are dicts.
     assert real.chain({"task": "a"}) == ("of Celery", ({"task": "a"},), {})
     assert real.signature("of.celery") == ("of Celery", ("of.celery",), {})
+    assert real.signature({"task": "of.celery"}) == ("of Celery", ({"task": "of.celery"},), {})
     assert real.signature("shop.total", args=(1,)) == signature("shop.total", (1,))
+    assert real.signature({"task": "shop.total", "args": [1]}) == signature("shop.total", (1,))
     for options in ({}, {"body": total.s()}):
         body = () if options else (total.s(),)
         assert real.chord([add.s(1)], *body, **options) == chord([add.s(1)], total.s())

@@ -167,8 +167,9 @@ def _for_ours(name: str, of_celery: Callable[..., Any]) -> Callable[..., Any]:
             members = list(args[0])
             args, given = (members, *args[1:]), [*members, *given]
         is_ours = any(type(one).__module__.startswith(__name__) for one in given)
-        if not is_ours and name == "signature" and args and isinstance(args[0], str):
-            is_ours = args[0] in getattr(sys.modules.get(f"{__name__}.tasks"), "_by_name", ())
+        if not is_ours and name == "signature" and args and isinstance(args[0], (str, Mapping)):
+            task = args[0] if isinstance(args[0], str) else args[0].get("task")
+            is_ours = task in getattr(sys.modules.get(f"{__name__}.tasks"), "_by_name", ())
         return (_public("celery", name) if is_ours else of_celery)(*args, **options)
 
     return either

@@ -446,7 +446,10 @@ class SharedTask(_Fields, Task):
             changes["expires_in"] = seconds
         task = dataclasses.replace(self, **changes) if changes else self
         arguments = dict(kwargs) if previous is None else {**kwargs, PREVIOUS: previous}
-        return Call(task, encode(args), encode(arguments))
+        try:
+            return Call(task, encode(args), encode(arguments))
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from error
 
 
 def _expires_in(attempt: Attempt, delay: float) -> float | None:
@@ -656,7 +659,12 @@ class Signature:
 
     def clone(self) -> Signature:
         """Return a copy."""
-        return dataclasses.replace(self, options=dict(self.options))
+        return dataclasses.replace(self, kwargs=dict(self.kwargs), options=dict(self.options))
+
+    def __json__(self) -> dict[str, Any]:
+        """Return what Celery makes of it as an argument of a job: ``signature()`` reads it."""
+        fields = {"task": self.task.name, "args": self.args, "kwargs": self.kwargs, "options": self.options}
+        return {**fields, "subtask_type": None, "immutable": self.immutable}
 
     def delay(self, *args: Any, **kwargs: Any) -> AnyResult:
         """Enqueue the job. More positional arguments come first."""
@@ -836,12 +844,15 @@ def chord(header: Any, body: Signature | Chain | None = None) -> Any:
 
 
 def signature(
-    task: SharedTask | str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    task: SharedTask | Signature | Mapping[str, Any] | str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Signature:
     """Return a signature.
 
     Args:
-        task: a task, or its name in Celery.
+        task: a task, or its name in Celery; or a signature to copy, as it is or as an argument of a job has it.
         args: its positional arguments.
         kwargs: its keyword arguments.
         options: ``immutable``, and those of ``apply_async``.
@@ -849,6 +860,13 @@ def signature(
     Raises:
         InvalidTask: this process has no task with this name.
     """
+    if isinstance(task, Signature):
+        return task.clone()
+    if isinstance(task, Mapping):
+        name, immutable = task.get("task"), task.get("immutable", False)
+        return signature(
+            str(name), task.get("args") or (), task.get("kwargs"), immutable=immutable, **(task.get("options") or {})
+        )
     found = _by_name.get(task) if isinstance(task, str) else task
     if found is None:
         raise InvalidTask(f"signature: this process has no task with the name {task!r}.")
