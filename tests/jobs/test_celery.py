@@ -180,6 +180,18 @@ def once(self, a, b=None):
     log.append((self.name, a))
 
 
+@shared_task(bind=True)
+def replaces(self, a=1):
+    self.retry(args=[a + 1])
+
+
+@shared_task(bind=True, base=Lists)
+def once_again(self, a, *, other=None):
+    log.append((a, other, self.request.retries))
+    if other is not None:
+        self.retry(args=[other], kwargs={}, countdown=1)
+
+
 class Tasks:
     @staticmethod
     @shared_task(bind=True, name="tasks.of_class")
@@ -586,6 +598,28 @@ def test_a_retry_with_other_arguments_is_a_job_that_continues_to_count():
     assert outcome(first) == ("SUCCESSFUL", [])
     assert sorted((one.status, len(one.errors)) for one in others) == [("FAILED", 1), ("SUCCESSFUL", 0)]
     assert {(one.task.queue_name, one.task.priority) for one in others} == {("mail", -5)}
+
+
+def test_a_retry_may_have_other_arguments():
+    result = once_again.delay(1, other=2)
+    run()
+    run(advance=5)
+    assert log == [(1, 2, 0), (2, None, 1)]
+    assert (*outcome(result), result.return_value) == ("SUCCESSFUL", [], None)
+
+
+@pytest.mark.parametrize(
+    ("enqueue", "reason"),
+    [
+        (lambda: once_again.delay(1, other=1), "is unique, and has not ended"),
+        (lambda: chain(replaces.si(), add.si(1)).delay(), "a job of a chain keeps its arguments"),
+    ],
+)
+def test_a_retry_that_cannot_have_other_arguments(enqueue, reason):
+    enqueue()
+    run()
+    (failed,) = [one for one in (*enqueued(once_again), *enqueued(replaces)) if one.status == "FAILED"]
+    assert reason in failed.errors[0].traceback
 
 
 @pytest.mark.still_clock

@@ -35,7 +35,7 @@ from django_mysqlqueue.subscriptions.retry_later import RetryLater
 from django_mysqlqueue.tasks.attempts import Attempt, JobContext
 from django_mysqlqueue.tasks.calls import Call, enqueue_chain, enqueue_many
 from django_mysqlqueue.tasks.framework import DEFAULT_TASK_QUEUE_NAME, AnyResult, AnyTask, InvalidTask
-from django_mysqlqueue.tasks.options import UNTIL_FINISHED, UNTIL_STARTED, job, option_of
+from django_mysqlqueue.tasks.options import UNTIL_FINISHED, UNTIL_STARTED, job
 
 PREVIOUS = "__previous__"
 """Argument of a job of a chain whose first argument is the result of the stage before: ONE, or the list of ALL."""
@@ -108,6 +108,10 @@ class Retried(RetryLater, Retry):
         super().__init__(delay, reason="" if exc is None else repr(exc), counts=counts)
         self.exc = exc
         self.when = delay
+
+
+class Followed(Retry):
+    """A task has called ``retry()`` with other arguments: a new job follows."""
 
 
 @dataclass
@@ -324,11 +328,11 @@ class SharedTask(_Fields, Task):
         """End this attempt, which has failed, and let the next one follow.
 
         Args:
-            args: other positional arguments, with ``throw=False``: a new job gets them.
-            kwargs: other keyword arguments, with ``throw=False``.
+            args: other positional arguments. A new job gets them, which continues to count; this one is SUCCESSFUL. If
+                the call had ``expires``, both expire at the same time.
+            kwargs: other keyword arguments, as ``args``.
             exc: the reason. It is raised if this was the last attempt.
-            throw: if False, do not end this attempt: enqueue a new job, which continues to count. If the call had
-                ``expires``, it expires at the same time as this job.
+            throw: if False, do not end this attempt: enqueue a new job, as with other arguments.
             eta: time of the next attempt.
             countdown: seconds until the next attempt (default: ``default_retry_delay``). Unless it is 0, it comes
                 before ``eta``.
@@ -355,19 +359,20 @@ class SharedTask(_Fields, Task):
             countdown = max(0.0, (_time(self.name, "eta", eta) - timezone.now()).total_seconds())
         delay = self.default_retry_delay if countdown is None else countdown
         given = request.args if args is None else list(args), request.kwargs if kwargs is None else dict(kwargs)
-        if not throw:
-            if option_of("unique", self.func, {}):
-                raise InvalidTask(f"{self.name}: retry(throw=False): this job is unique, and has not ended.")
-            arguments = {**given[1], RETRIES: request.retries + 1}
-            # With the queue and the priority of this job.
-            task: Any = request.context.task_result.task if request.context else self
-            if request.context and (expires_in := _expires_in(request.context._attempt, delay)) is not None:
-                task = dataclasses.replace(task, expires_in=expires_in)
-            task.apply_async(given[0], arguments, countdown=delay)
-            return
-        if given != (request.args, request.kwargs):
-            raise InvalidTask(f"{self.name}: retry(args=…, kwargs=…): the arguments of a job stay. Pass throw=False.")
-        raise Retried(delay, exc, counts=request.counts) from exc
+        if throw and given == (request.args, request.kwargs):
+            raise Retried(delay, exc, counts=request.counts) from exc
+        context: Any = request.context
+        if throw and context._attempt.row.stage:
+            raise InvalidTask(f"{self.name}: retry(args=…, kwargs=…): a job of a chain keeps its arguments.")
+        # With the queue and the priority of this job.
+        task: Any = context.task_result.task
+        if (expires_in := _expires_in(context._attempt, delay)) is not None:
+            task = dataclasses.replace(task, expires_in=expires_in)
+        following = task.apply_async(given[0], {**given[1], RETRIES: request.retries + 1}, countdown=delay)
+        if following.id == request.id:
+            raise InvalidTask(f"{self.name}: retry(): this job is unique, and has not ended.")
+        if throw:
+            raise Followed(f"{following.id} follows: {exc!r}") from exc
 
     @contextmanager
     def _requested(self, request: Request) -> Iterator[None]:
@@ -403,7 +408,7 @@ class SharedTask(_Fields, Task):
         with self._requested(request):
             try:
                 value = self.run(*args, **names)
-            except Ignore:
+            except (Ignore, Followed):
                 return None
             except Reject as error:
                 if error.requeue:
@@ -611,6 +616,7 @@ def _unique(function: Callable[..., Any], once: Mapping[str, Any], *, is_bound: 
     keys = once.get("keys")
 
     def key(*args: Any, **kwargs: Any) -> str:
+        kwargs.pop(RETRIES, None)
         arguments = signature.bind(*args, **kwargs).arguments
         return json.dumps(arguments if keys is None else {one: arguments.get(one) for one in keys}, sort_keys=True)
 
