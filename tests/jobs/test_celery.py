@@ -394,6 +394,26 @@ def test_an_unknown_option_is_refused():
         shared_task(soft_time_limit=5)(act)
 
 
+def test_a_name_that_celery_does_not_know_becomes_an_attribute(caplog):
+    declared = shared_task(timeout=1800, name="shop.act")(act)
+    assert declared.timeout == 1800
+    assert "task.unknown_option task=shop.act option=timeout" in caplog.text
+    with pytest.raises(InvalidTask, match="func=5: it has no counterpart"):
+        shared_task(func=5)(act)
+
+
+@pytest.mark.usefixtures("modules")
+def test_options_that_a_project_ignores():
+    install(ignore=("soft_time_limit", "headers"))
+    assert shared_task(soft_time_limit=5)(act).name == "tests.jobs.test_celery.act"
+    assert add.apply_async((1,), headers={"a": 1}).id
+    with pytest.raises(InvalidTask, match="link=5: use a chain"):
+        add.apply_async((1,), link=5)
+    install()
+    with pytest.raises(InvalidTask, match="soft_time_limit=5"):
+        shared_task(soft_time_limit=5)(act)
+
+
 @pytest.mark.parametrize("name", sorted(ABSENT))
 def test_attributes_without_counterpart_say_why(name):
     with pytest.raises(AttributeError, match=name) as refused:

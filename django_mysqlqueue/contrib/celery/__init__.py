@@ -105,7 +105,11 @@ class Priorities:
         return cls.default + job if cls.highest_first else cls.default - job
 
 
-def install(*, default_priority: int = 0, highest_first: bool = False) -> None:
+ignored: set[str] = set()
+"""The names of options of tasks and calls that are ignored and not refused."""
+
+
+def install(*, default_priority: int = 0, highest_first: bool = False, ignore: Iterable[str] = ()) -> None:
     """Let ``from celery import shared_task`` in other packages return tasks whose jobs run in this queue.
 
     Call it in the settings, before any of these packages is imported. If Celery is not installed, modules ``celery``,
@@ -118,7 +122,10 @@ def install(*, default_priority: int = 0, highest_first: bool = False) -> None:
             the priority 0.
         highest_first: whether higher priorities come first, as they do with RabbitMQ. If False, 0 comes first, as with
             Redis.
+        ignore: the names of options that are ignored where they would be refused, for example ``acks_late``.
     """
+    ignored.clear()
+    ignored.update(ignore)
     Priorities.default, Priorities.highest_first = default_priority, highest_first
     if "celery" not in sys.modules and find_spec("celery") is None:
         # As packages, so that what is missing is named: "No module named 'celery.signals'".

@@ -7,6 +7,7 @@ import datetime
 import functools
 import inspect
 import json
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from django_mysqlqueue.contrib.celery import (
     Retry,
     Task,
     get_task_logger,
+    ignored,
 )
 from django_mysqlqueue.contrib.celery.encoding import decode, encode
 from django_mysqlqueue.options import job_queues
@@ -36,6 +38,8 @@ from django_mysqlqueue.tasks.attempts import Attempt, JobContext
 from django_mysqlqueue.tasks.calls import Call, enqueue_chain, enqueue_many
 from django_mysqlqueue.tasks.framework import DEFAULT_TASK_QUEUE_NAME, AnyResult, AnyTask, InvalidTask
 from django_mysqlqueue.tasks.options import UNTIL_FINISHED, UNTIL_STARTED, job
+
+logger = logging.getLogger(__name__)
 
 PREVIOUS = "__previous__"
 """Argument of a job of a chain whose first argument is the result of the stage before: ONE, or the list of ALL."""
@@ -69,6 +73,32 @@ REFUSED = {
     "track_started": "starts are always stored: the only value is True",
 }
 """Why options of Celery's tasks and calls are refused."""
+OTHERS = {
+    "Request",
+    "Strategy",
+    "abstract",
+    "acks_on_failure",
+    "acks_on_failure_or_timeout",
+    "acks_on_timeout",
+    "app",
+    "backend",
+    "delivery_mode",
+    "immediate",
+    "mandatory",
+    "pydantic",
+    "pydantic_context",
+    "pydantic_dump_kwargs",
+    "pydantic_strict",
+    "resultrepr_maxsize",
+    "retry_on_worker_lost",
+    "send_events",
+    "shared",
+    "store_eager_result",
+    "throws",
+    "trail",
+    "typing",
+}
+"""Options of Celery's tasks that are refused, too."""
 ONLY = {
     "acks_late": True,
     "reject_on_worker_lost": True,
@@ -489,7 +519,7 @@ def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _says_nothing(option: str, value: Any) -> bool:
     """Return whether an option asks for what happens anyway."""
-    return value is None or (option in ONLY and value == ONLY[option])
+    return value is None or option in ignored or (option in ONLY and value == ONLY[option])
 
 
 def _priority(name: str, value: Any) -> int:
@@ -526,7 +556,8 @@ def shared_task(*args: Any, **options: Any) -> Any:
         options: ``name``, ``bind``, ``base`` (``QueueOnce``), ``once``, ``queue``, ``priority``, ``expires``,
             ``max_retries`` (default: 3; None for no limit), ``default_retry_delay`` (seconds, default: 180),
             ``autoretry_for``, ``dont_autoretry_for``, ``retry_kwargs``, ``retry_backoff``, ``retry_backoff_max``
-            (seconds), ``retry_jitter``, ``rate_limit``, ``time_limit`` (seconds), ``ignore_result``.
+            (seconds), ``retry_jitter``, ``rate_limit``, ``time_limit`` (seconds), ``ignore_result``. Names that are not
+            options of Celery's tasks become attributes of the task, and a warning is logged.
 
     Returns:
         The task, or a decorator.
@@ -549,15 +580,7 @@ def _declared(function: Callable[..., Any], **options: Any) -> SharedTask:
     expires, priority = options.pop("expires", None), options.pop("priority", None)
     inherited = _once_of(name, options.pop("base", None))
     once = options.pop("once", None) or inherited
-    own: dict[str, Any] = {}
-    names = {one.name for one in dataclasses.fields(CeleryOptions)} - {"function", "name"}
-    for option, value in options.items():
-        if option in names:
-            own[option] = value
-        elif not _says_nothing(option, value):
-            _refuse(name, option, value)
-    for option in ("autoretry_for", "dont_autoretry_for"):
-        own[option] = tuple(own.get(option, ()))
+    own, attributes = _sorted_out(name, options)
     celery = CeleryOptions(function, name, **own)
 
     # Positional only: the function may have an argument of this name.
@@ -583,8 +606,32 @@ def _declared(function: Callable[..., Any], **options: Any) -> SharedTask:
     task = SharedTask(func=func, priority=rank, queue_name=queue, takes_context=True, celery=celery)
     if func.__qualname__ != function.__qualname__:
         setattr(sys.modules[function.__module__], func.__qualname__, task)
+    for option, value in attributes.items():
+        logger.warning("task.unknown_option task=%s option=%s", name, option)
+        setattr(task, option, value)
     _by_name[name] = task
     return task
+
+
+def _sorted_out(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return those options of a task that are fields of ``CeleryOptions``, and those that become its attributes.
+
+    Raises:
+        InvalidTask: others are given.
+    """
+    own: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+    names = {one.name for one in dataclasses.fields(CeleryOptions)} - {"function", "name"}
+    for option, value in options.items():
+        if option in names:
+            own[option] = value
+        elif option not in REFUSED and option not in OTHERS and not hasattr(SharedTask, option):
+            attributes[option] = value
+        elif not _says_nothing(option, value):
+            _refuse(name, option, value)
+    for option in ("autoretry_for", "dont_autoretry_for"):
+        own[option] = tuple(own.get(option, ()))
+    return own, attributes
 
 
 _by_name: dict[str, SharedTask] = {}
