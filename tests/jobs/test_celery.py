@@ -394,6 +394,13 @@ def test_an_unknown_option_is_refused():
         shared_task(soft_time_limit=5)(act)
 
 
+def test_the_text_of_a_refusal_is_short():
+    with pytest.raises(InvalidTask, match=r"link=<@task: shop\.total>: use a chain"):
+        add.apply_async((1,), link=total)
+    with pytest.raises(InvalidTask, match=r"once=.*False.*: it belongs to the task; of calls, the only value is"):
+        once.apply_async((1,), once={"graceful": False})
+
+
 def test_a_name_that_celery_does_not_know_becomes_an_attribute(caplog):
     declared = shared_task(timeout=1800, name="shop.act")(act)
     assert declared.timeout == 1800

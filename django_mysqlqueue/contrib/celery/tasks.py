@@ -63,7 +63,7 @@ REFUSED = {
     "on_failure": "use a receiver of the signal task_finished",
     "on_retry": "the log has each retry",
     "on_success": "use a chain, or a receiver of the signal task_finished",
-    "once": "it belongs to the task; of calls, it may have graceful only, which is always so",
+    "once": "it belongs to the task; of calls, the only value is {'graceful': True}",
     "reject_on_worker_lost": "a job is attempted again after its subscriber was lost: the only value is True",
     "routing_key": "there are no routing keys: use queue=",
     "serializer": "arguments and results are JSON: the only value is 'json'",
@@ -271,6 +271,9 @@ class SharedTask(_Fields, Task):
         """Name the reason why the task lacks an attribute."""
         reason = f": {ABSENT[name]}" if name in ABSENT else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
+
+    def __repr__(self) -> str:
+        return f"<@task: {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function, without a job."""
@@ -512,7 +515,7 @@ def _known(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for option, value in options.items():
         if option in known:
             found[option] = value
-        elif not _says_nothing(option, value) and not (option == "once" and value.keys() <= {"graceful"}):
+        elif not _says_nothing(option, value) and (option, value) != ("once", {"graceful": True}):
             _refuse(name, option, value)
     return found
 
