@@ -249,6 +249,36 @@ def test_a_direct_call_needs_no_job():
     assert not JobResult.objects.exists()
 
 
+def test_apply_calls_the_task_now():
+    result = add.apply((1,), {"b": 2}, countdown=5)
+    assert (result.get(), result.result, result.state, result.status) == (3, 3, "SUCCESS", "SUCCESS")
+    assert (result.successful(), result.failed(), result.ready()) == (True, False, True)
+    failed = write_and_fail.apply()
+    assert (failed.state, failed.failed(), type(failed.result)) == ("FAILURE", True, KeyError)
+    assert failed.get(propagate=False) is failed.result
+    for raises in (failed.get, lambda: write_and_fail.apply(throw=True)):
+        with pytest.raises(KeyError):
+            raises()
+    script[:] = [Ignore(), Reject("no")]
+    states = [retried.apply(), retried.apply()]
+    assert [(one.state, one.get()) for one in states] == [("IGNORED", None), ("REJECTED", None)]
+    with pytest.raises(InvalidTask, match="link=5"):
+        add.apply((1,), link=5)
+    assert not JobResult.objects.exists()
+
+
+def test_a_retry_of_apply_is_at_once():
+    assert isinstance(retries_itself.apply((7,)).result, KeyError)
+    assert [(retries, called) for retries, _, called in log] == [(0, False), (1, False), (2, False)]
+    log.clear()
+    assert once_again.apply((1,), {"other": 2}).successful()
+    assert log == [(1, 2, 0), (2, None, 1)]
+    log.clear()
+    assert sends_again.apply([["good", "bad"]]).get() == 2
+    assert log == [("good", 0), ("bad", 0), ("bad", 1), ("bad", 2)]
+    assert not JobResult.objects.exists()
+
+
 def test_methods_can_be_patched():
     with mock.patch("tests.jobs.test_celery.add.delay") as delay:
         add.delay(1)

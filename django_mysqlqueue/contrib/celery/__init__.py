@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.contrib.celery.tasks import (
         Celery,
         Chain,
+        EagerResult,
         SharedTask,
         Signature,
         chain,
@@ -34,6 +35,7 @@ __all__ = [
     "AlreadyQueued",
     "Celery",
     "Chain",
+    "EagerResult",
     "Ignore",
     "MaxRetriesExceededError",
     "QueueOnce",
@@ -202,5 +204,5 @@ def get_task_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-_HOMES = {".tasks": "Celery Chain SharedTask Signature chain chord group shared_task signature"}
+_HOMES = {".tasks": "Celery Chain EagerResult SharedTask Signature chain chord group shared_task signature"}
 __getattr__, __dir__ = loaded_on_use(__name__, _HOMES)

@@ -9,7 +9,9 @@ import inspect
 import json
 import logging
 import random
+import socket
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -110,7 +112,6 @@ ONLY = {
 ABSENT = {
     "AsyncResult": "use get_result(id)",
     "app": "there is no application",
-    "apply": "call the task",
     "backend_id": "there is no result backend",
     "chunks": "use group()",
     "map": "use group()",
@@ -144,6 +145,53 @@ class Followed(Retry):
     """A task has called ``retry()`` with other arguments: a new job follows."""
 
 
+class CalledAgain(Retry):
+    """A task that ``apply()`` calls has called ``retry()``."""
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        super().__init__("Task can be retried")
+        self.call = args, kwargs
+
+
+@dataclass(frozen=True)
+class EagerResult:
+    """What has become of a task that ``apply()`` has called."""
+
+    id: str
+    result: Any
+    """The return value; or the exception."""
+    state: str
+    """``SUCCESS``, ``FAILURE``, ``IGNORED`` or ``REJECTED``."""
+
+    @property
+    def status(self) -> str:
+        """The state."""
+        return self.state
+
+    def get(self, timeout: float | None = None, *, propagate: bool = True) -> Any:
+        """Return the return value, or raise the exception.
+
+        Args:
+            timeout: nothing has to be waited for.
+            propagate: if False, return the exception.
+        """
+        if self.failed() and propagate:
+            raise self.result
+        return self.result if self.successful() or self.failed() else None
+
+    def ready(self) -> bool:
+        """Return True."""
+        return True
+
+    def successful(self) -> bool:
+        """Return whether the task has returned."""
+        return self.state == "SUCCESS"
+
+    def failed(self) -> bool:
+        """Return whether it has raised an exception."""
+        return self.state == "FAILURE"
+
+
 @dataclass
 class Request:
     """The attempt of a job that is running, or a direct call of the task."""
@@ -164,6 +212,7 @@ class Request:
     eta: str | None = None
     """When the job was due, if its call had a time or a countdown."""
     is_eager: bool = False
+    """Whether ``apply()`` has called the task."""
     delivery_info: dict[str, Any] = field(default_factory=dict)
     """``routing_key`` is the queue, and ``priority`` that of Celery."""
     properties: dict[str, Any] = field(default_factory=dict)
@@ -324,6 +373,54 @@ class SharedTask(_Fields, Task):
         task, args, kwargs = self._call(args or (), kwargs or {}, options)
         return task.enqueue(*args, **kwargs)
 
+    def apply(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        retries: int = 0,
+        throw: bool = False,
+        **options: Any,
+    ) -> EagerResult:
+        """Call the function now, in this process and without a job. ``retry()`` calls it again at once.
+
+        Args:
+            args: the positional arguments.
+            kwargs: the keyword arguments.
+            retries: the number of attempts that have failed.
+            throw: raise an exception of the task.
+            options: those of ``apply_async``, which change nothing.
+
+        Raises:
+            InvalidTask: an option has no counterpart.
+        """
+        _known(self.name, options)
+        request = Request(
+            id=str(uuid.uuid4()),
+            retries=retries,
+            args=list(args or ()),
+            kwargs=dict(kwargs or {}),
+            called_directly=False,
+            task=self.name,
+            hostname=socket.gethostname(),
+            is_eager=True,
+        )
+        id_ = request.root_id = str(request.id)
+        try:
+            with self._requested(request):
+                return EagerResult(id_, self.run(*request.args, **request.kwargs), "SUCCESS")
+        except CalledAgain as again:
+            following = again
+        except Ignore as error:
+            return EagerResult(id_, error, "IGNORED")
+        except Reject as error:
+            return EagerResult(id_, error, "REJECTED")
+        except Exception as error:
+            if throw:
+                raise
+            return EagerResult(id_, error, "FAILURE")
+        return self.apply(*following.call, retries=request.retries + 1, throw=throw)
+
     def s(self, *args: Any, **kwargs: Any) -> Signature:
         """Return a signature. In a chain, the result of the stage before becomes the first argument."""
         return Signature(self, args, kwargs)
@@ -392,6 +489,11 @@ class SharedTask(_Fields, Task):
             countdown = max(0.0, (_time(self.name, "eta", eta) - timezone.now()).total_seconds())
         delay = self.default_retry_delay if countdown is None else countdown
         given = request.args if args is None else list(args), request.kwargs if kwargs is None else dict(kwargs)
+        if request.is_eager:
+            if throw:
+                raise CalledAgain(*given) from exc
+            self.apply(*given, retries=request.retries + 1)
+            return
         if throw and given == (request.args, request.kwargs):
             raise Retried(delay, exc, counts=request.counts) from exc
         context: Any = request.context
