@@ -451,6 +451,33 @@ def test_options_that_a_project_ignores():
         shared_task(soft_time_limit=5)(act)
 
 
+@pytest.mark.usefixtures("modules")
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("shop.act", {}, ("mail", -3)),
+        ("shop.act", {"queue": "default"}, ("default", -3)),
+        ("shop.act", {"priority": 5, "queue": None}, ("mail", -5)),
+        ("shop.sub.act", {}, ("mail", -3)),
+        ("shop.here", {}, ("default", 0)),
+        ("shops.act", {}, ("default", 0)),
+    ],
+)
+def test_routes(name, options, expected):
+    install(routes={"shop.*": {"queue": "mail", "priority": 3}, "*.here": "mail", "shop.here": "default"})
+    task = shared_task(name=name, **options)(act)
+    install()
+    assert (task.queue_name, task.priority) == expected
+
+
+@pytest.mark.usefixtures("modules")
+def test_a_route_without_counterpart_is_refused():
+    install(routes={"shop.*": {"routing_key": "mail"}})
+    with pytest.raises(InvalidTask, match=r"shop\.act: routing_key='mail': there are no routing keys"):
+        shared_task(name="shop.act")(act)
+    install()
+
+
 @pytest.mark.parametrize("name", sorted(ABSENT))
 def test_attributes_without_counterpart_say_why(name):
     with pytest.raises(AttributeError, match=name) as refused:

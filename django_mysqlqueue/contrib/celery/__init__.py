@@ -9,6 +9,7 @@ import logging
 import sys
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -111,7 +112,17 @@ ignored: set[str] = set()
 """The names of options of tasks and calls that are ignored and not refused."""
 
 
-def install(*, default_priority: int = 0, highest_first: bool = False, ignore: Iterable[str] = ()) -> None:
+_routes: dict[str, str | Mapping[str, Any]] = {}
+"""Queues, or options, by the names of tasks, or by patterns of names."""
+
+
+def install(
+    *,
+    default_priority: int = 0,
+    highest_first: bool = False,
+    ignore: Iterable[str] = (),
+    routes: Mapping[str, str | Mapping[str, Any]] | None = None,
+) -> None:
     """Let ``from celery import shared_task`` in other packages return tasks whose jobs run in this queue.
 
     Call it in the settings, before any of these packages is imported. If Celery is not installed, modules ``celery``,
@@ -125,7 +136,11 @@ def install(*, default_priority: int = 0, highest_first: bool = False, ignore: I
         highest_first: whether higher priorities come first, as they do with RabbitMQ. If False, 0 comes first, as with
             Redis.
         ignore: the names of options that are ignored where they would be refused, for example ``acks_late``.
+        routes: the queues of tasks that have none of their own, by their names in Celery (``task_routes``):
+            ``{"shop.*": {"queue": "mail", "priority": 3}, "shop.total": "default"}``. A name comes before patterns.
     """
+    _routes.clear()
+    _routes.update(routes or {})
     ignored.clear()
     ignored.update(ignore)
     Priorities.default, Priorities.highest_first = default_priority, highest_first
@@ -142,6 +157,13 @@ def install(*, default_priority: int = 0, highest_first: bool = False, ignore: I
         celery.Task = _class_of_both(celery.Task)
     if "celery_once" not in sys.modules and find_spec("celery_once") is None:
         _put("celery_once")
+
+
+def route_of(name: str) -> Mapping[str, Any]:
+    """Return the options of a task for which ``install()`` has a route, by its name in Celery."""
+    patterns = (one for one in _routes if "*" in one and fnmatchcase(name, one))
+    route = _routes.get(name if name in _routes else next(patterns, ""), {})
+    return {"queue": route} if isinstance(route, str) else route
 
 
 def _put(name: str) -> None:

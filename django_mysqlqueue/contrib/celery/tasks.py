@@ -31,6 +31,7 @@ from django_mysqlqueue.contrib.celery import (
     Task,
     get_task_logger,
     ignored,
+    route_of,
 )
 from django_mysqlqueue.contrib.celery.encoding import decode, encode
 from django_mysqlqueue.options import job_queues
@@ -680,6 +681,7 @@ def _declared(function: Callable[..., Any], **options: Any) -> SharedTask:
     name = options.pop("name", None) or f"{function.__module__}.{function.__name__}"
     if inspect.iscoroutinefunction(function):
         raise InvalidTask(f"{name} is async, which Celery's tasks cannot be: use @task of django.tasks.")
+    options |= {option: value for option, value in route_of(name).items() if options.get(option) is None}
     queue = options.pop("queue", None) or DEFAULT_TASK_QUEUE_NAME
     rate, time_limit = options.pop("rate_limit", None), options.pop("time_limit", None)
     expires, priority = options.pop("expires", None), options.pop("priority", None)
