@@ -441,7 +441,14 @@ def _error(line: str) -> JobError:
         return JobError("", line)  # Somebody has written it in plain SQL.
 
 
-def message_offset(session: Session, job: JobSummary) -> int | None:
-    """Return the offset of the message with which a job was enqueued, or None if the log does not have it."""
+def message_offset(session: Session, job: JobSummary, *, search: bool = True, bounds: Bounds = PAGES) -> int | None:
+    """Return the offset of a job's message, or None if it was not found in the log.
+
+    ``search``: False if only ``enqueue()`` can have published it, which knows the partition.
+    """
     place = (job.topic, lane(job.task, job.priority), job.id)
-    return log_entries.at_ids(session, [place]).get(place)
+    found = log_entries.at_ids(session, [place]).get(place)
+    if found is None and search:
+        entries = log_entries.by_id(session, job.id, topic=job.topic, bounds=bounds).entries
+        found = entries[0].offset if entries else None
+    return found

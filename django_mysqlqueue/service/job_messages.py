@@ -33,7 +33,7 @@ from django_mysqlqueue.models import (
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.keys import lane
 from django_mysqlqueue.names.rules import JOB_GROUP, job_topic
-from django_mysqlqueue.service import job_results, job_stages
+from django_mysqlqueue.service import job_results, job_stages, partitions
 from django_mysqlqueue.service.deliveries import JobEnds
 from django_mysqlqueue.service.job_rows import READY, RUNNING, UNFINISHED
 from django_mysqlqueue.service.refs import GroupRef
@@ -46,6 +46,8 @@ LATER = 1000
 """Number of jobs of later stages that one step ends, except for those of its first chain."""
 UUID_LENGTH = 36
 """Characters of an id that are a UUID; those of jobs of chains have their places there after it."""
+PARTITIONS = 100
+"""Number of partitions that are searched at once for messages of jobs that were not enqueued."""
 SKIPPED = (
     "JobSkipped",
     "The message of the job was skipped: its group was moved past it by a seek, or was dropped.",
@@ -234,6 +236,7 @@ def cannot_run(session: Session, jobs: Iterable[Unfinished]) -> dict[str, tuple[
         jobs = [job for job in jobs if job.id not in later]
         missing = [job for job in missing if job.id not in later]
         known |= _before_log(session, missing)
+        known |= _in_partitions(session, _idle(missing, known))
     return {job.id: SKIPPED if known.keys() & set(job.messages) else DELETED for job in _idle(jobs, known)}
 
 
@@ -243,7 +246,10 @@ def _idle(jobs: Iterable[Unfinished], known: Mapping[tuple[str, str], bool]) -> 
 
 
 def _places(job: Unfinished) -> list[tuple[str, str, str]]:
-    """Return where the messages of a job are in the log: topic, partition and id. A redrive keeps the partition."""
+    """Return where the messages of a job that was enqueued are in the log: topic, partition and id.
+
+    A redrive keeps the partition.
+    """
     return [(job.topic, lane(job.task_path, job.priority), message) for _, message in job.messages]
 
 
@@ -303,3 +309,15 @@ def _before_log(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[st
                 )
             }
     return dict.fromkeys(found & wanted, True)
+
+
+def _in_partitions(session: Session, jobs: Collection[Unfinished]) -> dict[tuple[str, str], bool]:
+    """Look for messages of jobs in every partition: plain SQL may have chosen any key, and an editor another task."""
+    found: dict[tuple[str, str], bool] = {}
+    for topic in sorted({job.topic for job in jobs}):
+        ids = [message for job in jobs if job.topic == topic for _, message in job.messages]
+        after: str | None = None
+        while keys := partitions.in_log(session, topic, after=after, limit=PARTITIONS):
+            found |= _in_log(session, [(topic, key, message) for key in keys for message in ids])
+            after = keys[-1]
+    return found

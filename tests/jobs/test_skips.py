@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from django_mysqlqueue import operations, reschedule
+from django_mysqlqueue import operations, publish, reschedule
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import (
     ConsumerGroup,
@@ -437,6 +437,22 @@ def test_a_seek_to_where_it_waits_does_not_end_it(waiting):
         register()
     seek("earliest")
     assert str(JobResult.objects.get(id=result.id).status) in ("READY", "RUNNING")
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_job_from_plain_sql_that_waits_does_not_end(key):
+    """Its message may have any key."""
+    payload = {"task": jobs.fail_thrice.module_path, "args": [], "kwargs": {}}
+    publish(JOBS.topic, payload, key=key, id="of plain SQL")
+    sub = worker()
+    sequence()
+    sub.step()
+    sub.work()
+    sub.flush()
+    assert DeliveryState.objects.filter(acked=False, delivery_token=0).count() == 1
+    JobResult.objects.update(retry_at=1)  # It has come due.
+    assert gc() == 0
+    assert JobResult.objects.get(id="of plain SQL").status == "READY"
 
 
 def test_what_other_groups_skip_ends_no_job():

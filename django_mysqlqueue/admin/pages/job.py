@@ -179,7 +179,8 @@ class JobPage(Page):
             return
         if job.waits_at(self._now):
             yield Step(waits_until(job, with_reason=self.errors.shows(job.topic)))
-        offset = jobs.message_offset(session, job)
+        is_ahead = job.status == "READY" and job.run_after > self._now
+        offset = jobs.message_offset(session, job, search=not is_ahead, bounds=self.bounds)
         if job.status == "RUNNING" and found.cancel_requested_at:
             text = _("It was asked to stop at %(time)s. It will stop only if its task reads context.cancelled.")
             yield Step(text % {"time": moment(found.cancel_requested_at)}, css="mq-severity-1")
@@ -202,7 +203,7 @@ class JobPage(Page):
                 "No message with its id is in the log: it is scheduled, has not entered the log yet, is in the "
                 "quarantine, or was redriven as a message with another id."
             )
-            if job.status == "READY" and job.run_after > self._now:
+            if is_ahead:
                 text = _("It is due in %(time)s.") % {"time": duration((job.run_after - self._now) / 1000)}
             link = self.dashboard.url("scheduled", topic=job.topic, id=job.id)
             yield Step(text, link=link, link_text=_("Open scheduled message"))
