@@ -308,8 +308,7 @@ def _tasks_text(ref: GroupRef, found: FailingTasks, now: int) -> str:
 
 def paused_tasks(group: GroupOverview) -> Iterator[Problem]:
     """Yield the tasks of a queue of jobs that are paused."""
-    since = {one.name: one.at for one in group.overrides}.get("paused_tasks")
-    for task in group.paused_tasks:
+    for task, since in group.paused_tasks.items():
         waits = [group.backlog_of(key) for key in group.head_backlogs if lane_of(key).partition == task]
         messages = sum(waits, Count(0, group.lag.exact))
         text = _("%(task)s is paused in %(topic)s; %(lag)s.")

@@ -5,7 +5,7 @@ All reads are by primary key or along an index, for one message at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -134,7 +134,7 @@ class GroupState:
     reason."""
     limits: DeliveryLimits = NO_LIMITS
     """The limits that apply to the group."""
-    paused_tasks: tuple[str, ...] = ()
+    paused_tasks: Collection[str] = ()
     """The tasks of a queue of jobs that are paused."""
     matches: bool | None = None
     """Whether the filter matches it, even if another one applied when it was claimed; None if no filter decides:
@@ -254,7 +254,7 @@ def states(session: Session, found: MessageContent, *, bounds: Bounds = PAGES) -
             matches = None
         standing, more = _standing(session, bounds, ref, entry, row)
         more |= {"filter": policy, "limits": limits_of(columns), "matches": matches}
-        more["paused_tasks"] = paused_tasks_of({one.name: one for one in stored(columns.overrides)})
+        more["paused_tasks"] = paused_tasks_of(stored(columns.overrides))
         states.append(GroupState(ref, standing, row.mode, bool(row.paused), unfinished, row.start_offset, **more))
     return states
 

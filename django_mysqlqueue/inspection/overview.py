@@ -144,9 +144,9 @@ class GroupOverview:
         return max(self.registered_at, self.sought_at)
 
     @property
-    def paused_tasks(self) -> tuple[str, ...]:
-        """The paths of the tasks of a queue of jobs that are paused."""
-        return paused_tasks_of({one.name: one for one in self.overrides})
+    def paused_tasks(self) -> Mapping[str, int]:
+        """The paths of the tasks of a queue of jobs that are paused, and since when."""
+        return paused_tasks_of(self.overrides)
 
     @property
     def moving_heads(self) -> tuple[HeadMessage, ...]:
@@ -440,7 +440,8 @@ class _GroupReader:
         claimed = self._claimed(ref)
         unclaimed = self._unclaimed(ref, row.start_offset)
         firsts = {key: first for part in (unclaimed, claimed) for key, (first, _) in part.partitions.items()}
-        paused = paused_tasks_of({one.name: one for one in stored(columns.overrides)})
+        overrides = stored(columns.overrides)
+        paused = paused_tasks_of(overrides)
         halted = {key for key in firsts if lane_of(key).partition in paused} if paused else set()
         # What is paused comes last: nobody has to find out why it waits.
         first = sorted((key in halted, offset, key) for key, offset in firsts.items())[: self._bounds.heads]
@@ -449,7 +450,7 @@ class _GroupReader:
             row,
             ref=ref,
             paused=bool(row.paused),
-            overrides=tuple(stored(columns.overrides)),
+            overrides=tuple(overrides),
             filter=read_filter(columns),
             option_columns=columns,
             limited=read_limited(self._session, ref, limits_of(columns), self._now, live),

@@ -153,7 +153,7 @@ def _paused(session: Session) -> defaultdict[str, tuple[str, ...]]:
     )
     found: defaultdict[str, tuple[str, ...]] = defaultdict(tuple)
     for topic, overrides in rows:
-        for task in paused_tasks_of({one.name: one for one in stored(overrides)}):
+        for task in paused_tasks_of(stored(overrides)):
             found[task] += (topic,)
     return found
 

@@ -28,6 +28,7 @@ from django_mysqlqueue.sql.session import Session, run
 from django_mysqlqueue.subscriptions.effective import effective_options
 from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import (
+    PAUSED_TASKS,
     Override,
     check_override,
     limits_of,
@@ -40,7 +41,6 @@ from django_mysqlqueue.subscriptions.registry import subscriptions
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
 SETTINGS = audit.Action("settings", gettext_lazy("Override options"))
-PAUSED = "paused_tasks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def settings(
         ref = group_of(alias, group, topic).ref
         names = texts("unset", unset) if unset else []
         columns = read(Session(alias), ref)
-        handler = handler_of(ref, columns)
+        handler = _handler_of(ref, columns)
         parsed = _parsed(handler, values or {}, names)
         check = partial(_check, handler, columns)
         if dry_run:
@@ -154,7 +154,7 @@ def override(
         after = {name: one for name, one in overrides.items() if name not in found.removed} | added
         column = {name: {"value": one.value, "at": one.at, "by": one.by} for name, one in after.items()}
         # So that subscribers look for the jobs of tasks that they left out.
-        groups.change(session, ref, revise=PAUSED in (*found.new, *found.removed), overrides=column)
+        groups.change(session, ref, revise=PAUSED_TASKS in (*found.new, *found.removed), overrides=column)
         said = [f"{name}={as_text(name, value)}" for name, value in found.new.items()]
         said += [f"{name} is no longer overridden" for name in found.removed]
         audit.once(session, action, 0, ref, detail=detail or ", ".join(said), **by)
@@ -164,7 +164,7 @@ def override(
         return run(using, write)
 
 
-def handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:
+def _handler_of(ref: GroupRef, columns: OptionColumns) -> Handler | None:
     """Return a group's handler with the registered options; None if this project declares none."""
     try:
         handler = subscriptions().get(ref)

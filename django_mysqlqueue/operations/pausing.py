@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Unpack
 
 from django.utils.translation import gettext as _
@@ -13,7 +14,6 @@ from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations import group_settings
 from django_mysqlqueue.operations.arguments import task_path
 from django_mysqlqueue.operations.declaring import How, operating
-from django_mysqlqueue.operations.group_settings import PAUSED
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import Result, result_of, sentence
 from django_mysqlqueue.options.conf import get_settings
@@ -23,7 +23,7 @@ from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
 from django_mysqlqueue.sql.session import Session, run
-from django_mysqlqueue.subscriptions.options import Override, paused_tasks_of
+from django_mysqlqueue.subscriptions.options import PAUSED_TASKS, Override, paused_tasks_of
 
 PAUSE = audit.Action("pause", gettext_lazy("Pause group"))
 RESUME = audit.Action("resume", gettext_lazy("Resume group"))
@@ -99,7 +99,7 @@ def _change(
         else:
             action = PAUSE_TASK if paused else RESUME_TASK
             overrides = group_settings.by_name(group_settings.read(Session(alias), ref))
-            number = bool(_with_task(overrides, path, paused=paused))
+            number = any(_with_task(overrides, path, paused=paused))
             if not dry_run:
                 number = set_task_paused(alias, ref, path, paused=paused, **by)
         text = sentence(int(number), dry_run=dry_run, planned=planned, done=done, nothing=nothing)
@@ -131,7 +131,7 @@ def set_task_paused(using: str, ref: GroupRef, task: str, *, paused: bool, **by:
     found = group_settings.override(
         using,
         ref,
-        lambda overrides: _with_task(overrides, task, paused=paused) or ({}, ()),
+        partial(_with_task, task=task, paused=paused),
         check=lambda found: None,
         action=PAUSE_TASK if paused else RESUME_TASK,
         detail=task,
@@ -142,10 +142,10 @@ def set_task_paused(using: str, ref: GroupRef, task: str, *, paused: bool, **by:
 
 def _with_task(
     overrides: Mapping[str, Override], task: str, *, paused: bool
-) -> tuple[dict[str, Any], Collection[str]] | None:
-    """Return the overrides to set and to remove, or None if the task is paused, or is not paused, already."""
-    tasks = set(paused_tasks_of(overrides))
+) -> tuple[Mapping[str, Any], Collection[str]]:
+    """Return the overrides to set and to remove: none if the task is paused, or is not paused, already."""
+    tasks = set(paused_tasks_of(overrides.values()))
     if (task in tasks) is paused:
-        return None
+        return {}, ()
     tasks ^= {task}
-    return ({PAUSED: tuple(sorted(tasks))}, ()) if tasks else ({}, (PAUSED,))
+    return ({PAUSED_TASKS: tuple(sorted(tasks))}, ()) if tasks else ({}, (PAUSED_TASKS,))

@@ -19,7 +19,7 @@ from django.core.signals import setting_changed
 from django_mysqlqueue.names.rules import relay_target
 from django_mysqlqueue.options import job_queues, validators
 from django_mysqlqueue.options.backoff import Backoff
-from django_mysqlqueue.options.table import ONLY_IN_CODE, OPTIONS
+from django_mysqlqueue.options.table import NOT_IN_GROUPS, OPTIONS
 from django_mysqlqueue.options.topic_settings import DATABASES, WILDCARDS, TopicMap
 from django_mysqlqueue.options.validators import or_none
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
@@ -359,20 +359,15 @@ def _groups(raw: Any, problems: list[Problem]) -> Iterator[tuple[str, dict[str, 
     parsers = {name.upper(): option.parse for name, option in OPTIONS.items()}
     parsers[RECORD.upper()] = _FIELDS[RECORD]
     parsers[SQL_TOPICS.upper()] = validators.topics
-    parsers |= {name.upper(): _only_in_code for name in ONLY_IN_CODE}
-    parsers["PAUSED_TASKS"] = _only_paused
+    parsers |= {name.upper(): partial(_refuse, rule) for name, rule in NOT_IN_GROUPS.items()}
     for group, options in raw.items():
         _check_name(f"MYSQLQUEUE['GROUPS'] has {group!r}", group, "E006", problems)
         parsed = _options(f"MYSQLQUEUE['GROUPS'][{group!r}]", options, parsers, "E006", problems)
         yield str(group), {name.lower(): value for name, value in parsed.items()}
 
 
-def _only_in_code(value: Any) -> Any:
-    raise validators.Invalid("can only be given to @subscriber: exception classes belong to the handler's code")
-
-
-def _only_paused(value: Any) -> Any:
-    raise validators.Invalid("can only be set while subscribers run: queuepause GROUP TOPIC --task PATH")
+def _refuse(rule: str, value: Any) -> Any:
+    raise validators.Invalid(rule)
 
 
 def _check_name(what: str, name: Any, problem_id: str, problems: list[Problem]) -> None:

@@ -207,8 +207,13 @@ OPTIONS: Mapping[str, Option] = {
 """All options by name, in the order in which they are listed."""
 IN_CODE = frozenset(BatchOptions.__annotations__)
 """Options that ``@subscriber`` takes."""
-ONLY_IN_CODE = ("reject_on", "retry_on")
-"""Options that ``GROUPS`` does not take: exception classes belong to the handler's code."""
+_OF_CODE = "can only be given to @subscriber: exception classes belong to the handler's code"
+NOT_IN_GROUPS: Mapping[str, str] = {
+    "reject_on": _OF_CODE,
+    "retry_on": _OF_CODE,
+    "paused_tasks": "can only be set while subscribers run: queuepause GROUP TOPIC --task PATH",
+}
+"""Options that ``GROUPS`` does not take, and why."""
 OVERRIDABLE = tuple(name for name, option in OPTIONS.items() if option.form is not None)
 """Options that an operator can override while subscribers run."""
 REGISTERED = tuple(name for name, option in OPTIONS.items() if option.registered)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -52,6 +52,8 @@ class Override:
 
 
 FILTERED_JOBS = "is not possible for a queue of jobs: jobs that do not match it would never end"
+PAUSED_TASKS = "paused_tasks"
+"""The option with the tasks that are paused: it has a command of its own."""
 ONLY_JOBS = "has no effect on a group that is not that of a queue of jobs"
 LIMIT_BY_TASK = "has no effect on a queue of jobs: its limits per key apply to the tasks that have a rate (@job(rate=))"
 
@@ -131,7 +133,7 @@ def broken_by(handler: Handler) -> Iterator[BrokenRule]:
     if handler.limit_by is not None and is_of_jobs(handler.ref):
         yield BrokenRule(("limit_by",), f"limit_by={handler.limit_by!r} {LIMIT_BY_TASK}")
     if handler.paused_tasks and not is_of_jobs(handler.ref):
-        yield BrokenRule(("paused_tasks",), f"paused_tasks={handler.paused_tasks} {ONLY_JOBS}")
+        yield BrokenRule((PAUSED_TASKS,), f"{PAUSED_TASKS}={handler.paused_tasks} {ONLY_JOBS}")
     if handler.filter is not None and is_of_jobs(handler.ref):
         yield BrokenRule(("filter",), f"filter {FILTERED_JOBS}")
 
@@ -192,7 +194,7 @@ def without_effect(handler: Handler, name: str) -> str:
         return "has no effect on a queue of jobs, whose tasks have such options of their own (@job, OPTIONS in TASKS)"
     if name == "filter" and is_of_jobs(handler.ref):
         return FILTERED_JOBS
-    if name == "paused_tasks" and not is_of_jobs(handler.ref):
+    if name == PAUSED_TASKS and not is_of_jobs(handler.ref):
         return ONLY_JOBS
     return ""
 
@@ -277,14 +279,13 @@ def limits_of(columns: OptionColumns, overrides: Mapping[str, Any] | None = None
     return DeliveryLimits(**{name: found[name] for name in LIMIT_OPTIONS})
 
 
-def paused_tasks_of(overrides: Mapping[str, Override]) -> tuple[str, ...]:
-    """Return the tasks of a queue of jobs that are paused, from the overrides of its group."""
-    found = overrides.get("paused_tasks")
-    if found is not None:
-        with contextlib.suppress(ValueError):  # Subscribers ignore it, too.
-            tasks: tuple[str, ...] = check_option(found.name, found.value)
-            return tasks
-    return ()
+def paused_tasks_of(overrides: Iterable[Override]) -> dict[str, int]:
+    """Return the tasks of a queue of jobs that are paused, from the overrides of its group, and since when."""
+    for one in overrides:
+        if one.name == PAUSED_TASKS:
+            with contextlib.suppress(ValueError):  # Subscribers ignore it, too.
+                return dict.fromkeys(check_option(one.name, one.value), one.at)
+    return {}
 
 
 def filter_of(columns: OptionColumns) -> FilterPolicy | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.core.management import CommandError, call_command
 
@@ -48,6 +50,12 @@ def flaky(number):
 @job(rate="1000/s")
 def limited(number):
     ran.append(("limited", number))
+
+
+@task
+@job(rate="1/s")
+def slow(number):
+    ran.append(("slow", number))
 
 
 GEOCODE = f"{__name__}.geocode"
@@ -112,7 +120,9 @@ def test_a_subscriber_that_does_not_know_of_the_pause_claims_nothing():
     sequence()
     worker.poller._poll()  # It knows of the messages, and has the old options.
     pause()
-    worker.settle()
+    for _ in range(3):
+        worker.step(tick=False)
+        worker.work()
     assert ran == [("mail", 1)]
     assert not DeliveryState.objects.filter(partition_key=GEOCODE).exists()
 
@@ -147,6 +157,8 @@ def test_later_attempts_wait_as_well():
     mail.enqueue(1)
     assert settle(worker) == ["flaky", "mail"]
     assert settle(sub(name="other")) == ["flaky", "mail"]
+    worker.poller._poll()
+    assert worker.poller.shared[0].mode.next_at() is None, "it would poll without a pause"
     resume(path)
     assert comes_to(worker, ["flaky", "mail", "flaky"])
 
@@ -162,12 +174,29 @@ def test_a_task_with_a_rate():
     assert comes_to(worker, ["mail"] + ["limited"] * 3)
 
 
-def test_a_subscriber_drains_without_it():
-    pause_before = sub()
+def test_a_task_that_rests_because_of_its_rate():
+    """It is not claimed when its time has come."""
+    worker, path = sub(), f"{__name__}.slow"
+    enqueue_many([call(slow, n) for n in range(2)])
+    assert comes_to(worker, ["slow"])
+    pause(path)
+    mail.enqueue(1)
+    sequence()
+    for _ in range(4):
+        worker.step(tick=False)
+        worker.work()
+        time.sleep(0.4)
+    assert [name for name, _ in ran] == ["slow", "mail"]
+    resume(path)
+    assert comes_to(worker, ["slow", "mail", "slow"])
+
+
+def test_a_subscriber_is_idle_beside_it():
+    worker = sub()
     pause()
     geocode.enqueue(1)
-    settle(pause_before)
-    assert pause_before.poller.is_idle()
+    settle(worker)
+    assert worker.poller.is_idle()
 
 
 # -- the operations -------------------------------------------------------------------
@@ -245,7 +274,7 @@ def test_it_is_shown_and_nothing_is_stuck():
     geocode.using(priority=4).enqueue(2)
     settle(worker)
     (group,) = get_overview(using=USING).groups
-    assert group.paused_tasks == (GEOCODE,)
+    assert list(group.paused_tasks) == [GEOCODE]
     assert (group.oldest_at, len(group.heads), group.moving_heads) == (None, 2, ())
     (found,) = problems_found()
     assert (found.kind, found.task, found.messages.value, found.severity) == ("paused_task", GEOCODE, 2, 1)

@@ -88,6 +88,8 @@ def test_processes_that_are_killed_do_not_run_a_paused_task(start):
         worker.wait()
     worker = start(env=UNLIMITED)
     wait_for(lambda: others.count() == 200, worker, timeout=60)
+    drained = start("--drain", env=UNLIMITED)
+    assert drained.wait(60) == 0, drained.output
     assert not held.exists()
     operations.resume(*job_worlds.JOBS, task=path, actor="ada")
     wait_for(lambda: not JobResult.objects.exclude(status="SUCCESSFUL").exists(), worker, timeout=60)

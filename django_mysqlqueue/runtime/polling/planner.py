@@ -168,7 +168,7 @@ class Planner:
             limited.note_stored(slots.keys_held(Session(context.using), self._ref, context.subscriber))
         self._inbox.return_late(self._ref)
         ask = partial(limited.ask, context.using)
-        mode.notify(key for key in limited.rested(context.clock.now(), ask) if key in self._configuration.subset)
+        mode.notify(limited.rested(context.clock.now(), ask))
         mode.resume()
         if self._may_claim():
             limited.keep_thread(self._memory.todo, mode.is_free)
