@@ -9,7 +9,7 @@ from typing import Any
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.tables import DEBOUNCED, OUTBOX
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.names.keys import lanes, public_coalesce_key
+from django_mysqlqueue.names.keys import public_coalesce_key
 from django_mysqlqueue.names.rules import JOB_GROUP
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service import messages, payloads, scheduling
@@ -18,6 +18,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_results import task_of
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.sequencing import DUE_ORDER
+from django_mysqlqueue.sql.base import lane_partition
 from django_mysqlqueue.sql.session import Session, built
 
 START = (0, 0, 0)
@@ -108,11 +109,8 @@ def _condition(session: Session, topic: str | None, task: str | None) -> tuple[s
         return "topic = %s", [topic or ""]
     # The key of a job is its task, that of other messages may look like it.
     queues = [one for one in (job_queues.topics() if topic is None else [topic]) if job_queues.is_queue(one)] or [""]
-    keys, placeholders = lanes(task), session.dialect.placeholders
-    return (
-        f"topic IN ({placeholders(len(queues), '%s')}) AND partition_key IN ({placeholders(len(keys), '%s')})",
-        [*queues, *keys],
-    )
+    placeholders = session.dialect.placeholders(len(queues), "%s")
+    return f"topic IN ({placeholders}) AND {lane_partition('partition_key')} = %s", [*queues, task]
 
 
 def _place(row: ScheduledMessage) -> tuple[int, int, int]:
@@ -212,20 +210,22 @@ class ScheduledMessage:
     """The path of the task of a job; empty for other messages."""
 
 
-def next_scheduled(
-    using: str,
-    *,
-    topic: str | None = None,
-    task: str | None = None,
-    after: tuple[int, int, int] | None = None,
-    limit: int = 50,
-) -> list[ScheduledMessage]:
-    """Return the next scheduled messages, of all or of a topic or a task, in order of their time."""
+def next_scheduled(using: str, *, after: tuple[int, int, int] | None = None, limit: int = 50) -> list[ScheduledMessage]:
+    """Return the next scheduled messages in order of their time."""
     session = Session(using)
     source, parameters = _behind(session, after or START)
-    condition, values = "", list[str]()
-    if topic is not None or task is not None:
-        condition, values = _condition(session, topic, task)
-        condition = f" AND {condition}"
-    sql = f"SELECT {COLUMNS.format(table=OUTBOX)} {source}{condition} ORDER BY {DUE_ORDER} LIMIT %s"
-    return [_message(row) for row in session.named(sql, (*parameters, *values, limit))]
+    sql = f"SELECT {COLUMNS.format(table=OUTBOX)} {source} ORDER BY {DUE_ORDER} LIMIT %s"
+    return [_message(row) for row in session.named(sql, (*parameters, limit))]
+
+
+def first_scheduled(using: str, *, topic: str | None, task: str | None, limit: int) -> list[ScheduledMessage]:
+    """Return the next scheduled messages, of all or of a topic or a task, however many others are before them."""
+    found: list[ScheduledMessage] = []
+    after: tuple[int, int, int] | None = None
+    while len(found) < limit:
+        page = list_scheduled(topic=topic, task=task, after=after, limit=limit - len(found), using=using)
+        found += page.rows
+        after = page.after
+        if after is None:
+            break
+    return found

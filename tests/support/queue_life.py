@@ -687,7 +687,7 @@ def _operate(ref: GroupRef) -> None:
     )
     redriving.redrive_all(USING, dead, actor="test", limit=3)
     with as_role("reader"):
-        scheduled = timetable.next_scheduled(USING, topic="t")
+        scheduled = timetable.first_scheduled(USING, topic="t", task=None, limit=50)
         first = scheduled[0]
         timetable.next_scheduled(USING, after=(first.deliver_at, -first.priority, first.outbox_id))
         ids = [one.outbox_id for one in scheduled]
@@ -695,6 +695,7 @@ def _operate(ref: GroupRef) -> None:
         assert "t" in dict(timetable.topics(session))
         assert list_scheduled(topic="t", limit=2).after
         assert list_scheduled(limit=2).after
+        assert not list_scheduled(topic=job_worlds.JOBS.topic, task="none").rows
     assert scheduling.count_scheduled(session, ids) == len(timetable.contents(session, ids)) == len(ids)
     with as_role("scheduler"):
         assert scheduling.reschedule(scheduled[3].message_id, topic="t", key="k1", delay=900) == 1

@@ -99,7 +99,7 @@ class Command(ScheduledCommand, ListCommand):
 
     def read(self, using: str, options: dict[str, Any]) -> Sequence[scheduled.ScheduledMessage]:
         self._task = options["task"]
-        found = scheduled.next_scheduled(using, topic=options["topic"], task=options["task"], limit=options["limit"])
+        found = scheduled.first_scheduled(using, topic=options["topic"], task=options["task"], limit=options["limit"])
         if not found and options["topic"] is not None:
             check_topics(using, [options["topic"]])
         return found
