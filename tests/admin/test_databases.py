@@ -18,6 +18,7 @@ from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.admin.pages.group import GroupPage
 from django_mysqlqueue.models import ConsumerGroup, Operation, OutboxMessage, QuarantinedMessage
+from tests.support import job_worlds
 from tests.support.dashboard import ROOT, confirm, hidden, page
 from tests.support.internals import NewResult, Session, job_rows, several
 from tests.support.topic_permissions import OnTopics
@@ -332,7 +333,9 @@ ELSEWHERE = ("publish", "create-recurring", "edit-recurring")
 
 @pytest.mark.parametrize("alias", ALIASES)
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in ELSEWHERE])
-def test_an_operation_changes_its_database_only(client, both, name, alias):
+def test_an_operation_changes_its_database_only(client, both, name, alias, settings):
+    if name.endswith("-task"):
+        settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["orders"]}}
     values = prepare(alias, name)
     before = {one: rows(one) for one in ALIASES}
     asked = client.get(f"{ROOT}do/{name}/", {**values, "database": alias})
@@ -349,7 +352,7 @@ def test_an_operation_changes_its_database_only(client, both, name, alias):
 @pytest.mark.parametrize("name", list(OPERATIONS))
 def test_an_operation_without_a_database_is_on_that_of_its_topic_or_refused(client, both, name):
     # The settings name the database of orders, but of no queue of jobs.
-    home = DEFAULT if name == "cancel-task" else QUEUE
+    home = DEFAULT if name.endswith("-task") else QUEUE
     values = prepare(home, name)
     answer = client.get(f"{ROOT}do/{name}/", values)
     text = unescape(answer.content.decode())

@@ -162,9 +162,9 @@ def test_a_task_is_paused_and_resumed(client, make_client):
     jobs.add.enqueue(1)
     queue = {"group": "jobs", "topic": "jobs.default", "task": ADD}
     shown = page(client, "tasks")
-    assert f"{ROOT}do/pause/?group=jobs&topic=jobs.default&task={ADD}&next=" in shown
-    assert "Only jobs of the task" in page(client, "do/pause", **queue)
-    confirm(client, "pause", **queue)
+    assert f"{ROOT}do/pause-task/?group=jobs&topic=jobs.default&task={ADD}&next=" in shown
+    assert 'value="Pause task"' in page(client, "do/pause-task", **queue, asked="yes")
+    confirm(client, "pause-task", **queue)
     sequence()
     sub.settle()
     assert jobs.log == []
@@ -175,7 +175,7 @@ def test_a_task_is_paused_and_resumed(client, make_client):
     offset = QueueMessage.objects.get().offset
     assert life(client, offset, "jobs")[1][-1].startswith("Its task is paused")
     assert f"Resume {ADD}" not in page(make_client("view_dashboard"), "tasks")
-    confirm(client, "resume", **queue)
+    confirm(client, "resume-task", **queue)
     sub.step()
     sub.settle()
     assert jobs.log

@@ -75,6 +75,12 @@ def prepare(alias, name):
         groups.update(paused=True)
     if name == "restore":
         groups.update(overrides={"prefetch": {"value": 7, "at": 1000, "by": "bob"}})
+    if name in ("pause-task", "resume-task"):
+        task = f"{alias}.task"
+        paused = {"paused_tasks": {"value": [task], "at": 1000, "by": "bob"}} if name == "resume-task" else {}
+        queue = {"consumer_group": "jobs", "topic": "jobs.orders"}
+        ConsumerGroup.objects.using(alias).create(**queue, mode="shared", overrides=paused)
+        return {"group": "jobs", "topic": "jobs.orders", "task": task}
     if name.endswith("-recurring"):
         one = Schedule.objects.using(alias).filter(name=f"{alias}.orders.s")
         one.update(paused_at=int(name.startswith("resume")), seen_at=0)

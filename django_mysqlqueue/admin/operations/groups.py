@@ -30,28 +30,11 @@ LAST_ERROR = forms.CharField(
 )
 
 
-class TaskForm(GroupForm):
-    """A form about a group, which for a queue of jobs can be about the jobs of one task."""
-
-    task = forms.CharField(
-        label=gettext_lazy("Only jobs of the task"),
-        required=False,
-        max_length=JOB_PATH_LENGTH,
-        help_text=gettext_lazy("The dotted path. Leave empty for all tasks."),
-    )
-
-    def __init__(self, data: Any, *, using: str) -> None:
-        super().__init__(data, using=using)
-        if not is_of_jobs(GroupRef(str(data.get("group")), str(data.get("topic")))):
-            del self.fields["task"]
-
-
 class Pause(AdminOperation):
     """Pause a group."""
 
     name = "pause"
     label = gettext_lazy("Pause group")
-    form = TaskForm
     operation = staticmethod(operations.pause)
 
 
@@ -60,8 +43,30 @@ class Resume(AdminOperation):
 
     name = "resume"
     label = gettext_lazy("Resume group")
-    form = TaskForm
     operation = staticmethod(operations.resume)
+
+
+TASK = forms.CharField(
+    label=gettext_lazy("Task"), max_length=JOB_PATH_LENGTH, help_text=gettext_lazy("The dotted path.")
+)
+
+
+class PauseTask(AdminOperation):
+    """Pause a task in a queue of jobs."""
+
+    name = "pause-task"
+    label = gettext_lazy("Pause task")
+    operation = staticmethod(operations.pause)
+    fields: ClassVar = {"task": TASK}
+
+
+class ResumeTask(AdminOperation):
+    """Resume a task in a queue of jobs."""
+
+    name = "resume-task"
+    label = gettext_lazy("Resume task")
+    operation = staticmethod(operations.resume)
+    fields: ClassVar = {"task": TASK}
 
 
 class SeekForm(GroupForm):
@@ -148,12 +153,28 @@ class Replay(AdminOperation):
         return {**super().arguments(), "limit": IdsField.most}
 
 
+class WaitingForm(GroupForm):
+    """A form about messages that wait for another attempt, which for a queue of jobs can be those of a task."""
+
+    task = forms.CharField(
+        label=gettext_lazy("Only jobs of the task"),
+        required=False,
+        max_length=JOB_PATH_LENGTH,
+        help_text=gettext_lazy("The dotted path. Leave empty for all tasks."),
+    )
+
+    def __init__(self, data: Any, *, using: str) -> None:
+        super().__init__(data, using=using)
+        if not is_of_jobs(GroupRef(str(data.get("group")), str(data.get("topic")))):
+            del self.fields["task"]
+
+
 class Retry(AdminOperation):
     """Retry all messages of a group that wait for another attempt, or those with an error."""
 
     name = "retry"
     label = gettext_lazy("Retry all waiting messages now")
-    form = TaskForm
+    form = WaitingForm
     operation = staticmethod(operations.retry)
     fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS, "error": LAST_ERROR}
 
@@ -175,7 +196,7 @@ class MoveRetries(AdminOperation):
 
     name = "move-retries"
     label = gettext_lazy("Retry waiting messages at another time")
-    form = TaskForm
+    form = WaitingForm
     operation = staticmethod(operations.retry)
     fields: ClassVar = {"time": RETRY_AT, "error": LAST_ERROR}
     renamed: ClassVar = {"time": "at"}
