@@ -73,7 +73,8 @@ class Jobs:
                 end = settlement.job
                 if copy := flushed.moved.get((delivery.key, delivery.offset)):
                     end = job_retries.at(end, copy)
-                    self._later |= set() if copy.is_due else {end.id}
+                    if not copy.is_due:
+                        self._later.add(end.id)
                 ends.append((end, job_rows.SUCCESSFUL if action is Action.ACK else over))
             elif delivery in dead:
                 expired = job_results.UNCALLED[Outcome.DEAD_LETTERED]

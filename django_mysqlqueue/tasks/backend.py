@@ -58,6 +58,15 @@ from django_mysqlqueue.tasks.options import (
 )
 from django_mysqlqueue.tasks.results import as_result, in_milliseconds, in_queue, timed
 
+NOT_OF_QUEUES = {
+    "via": (
+        "their results could not commit with the caller's transaction",
+        "Use DATABASE alone, and enqueue in a transaction on that database.",
+    ),
+    "partitions": ("each task has a partition of its own, whose name is its path", "Remove PARTITIONS."),
+}
+"""Options of ``TOPICS`` that a queue cannot have: the rule, and what to do."""
+
 
 class MySQLQueueBackend(BaseTaskBackend):
     """A backend of ``django.tasks`` whose jobs ``manage.py runsubscriber`` runs.
@@ -319,21 +328,14 @@ class MySQLQueueBackend(BaseTaskBackend):
                     f"TASKS[{self.alias!r}]['QUEUES'] has the queue {name!r}: {error}", id="django_mysqlqueue.E025"
                 )
                 continue
-            given, place = get_settings().topics.of(topic), f"for {topic!r}, the queue {name!r} of jobs"
-            if given.via is not None:
-                yield checks.Error(
-                    f"MYSQLQUEUE['TOPICS'] has VIA {place}: their results could not commit with the caller's "
-                    "transaction.",
-                    hint="Use DATABASE alone, and enqueue in a transaction on that database.",
-                    id="django_mysqlqueue.E025",
-                )
-            if given.partitions is not None:
-                yield checks.Error(
-                    f"MYSQLQUEUE['TOPICS'] has PARTITIONS {place}: each task has a partition of its own, whose name is "
-                    "its path.",
-                    hint="Remove PARTITIONS.",
-                    id="django_mysqlqueue.E025",
-                )
+            given = get_settings().topics.of(topic)
+            for option, (rule, hint) in NOT_OF_QUEUES.items():
+                if getattr(given, option) is not None:
+                    yield checks.Error(
+                        f"MYSQLQUEUE['TOPICS'] has {option.upper()} for {topic!r}, the queue {name!r} of jobs: {rule}.",
+                        hint=hint,
+                        id="django_mysqlqueue.E025",
+                    )
         for other in backends():
             if other.alias < self.alias and (common := other.queue_options.keys() & self.queue_options.keys()):
                 yield checks.Error(
