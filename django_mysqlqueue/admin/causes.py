@@ -88,14 +88,15 @@ def _shown(dashboard: DashboardContext, cause: Cause, now: int, errors: ErrorTex
 def _link(dashboard: DashboardContext, cause: Cause) -> tuple[str, str]:
     """Return the link for a cause: that of its most telling problem, unless others of the kind have other pages."""
     if cause.kind == "no_subscriber" and len(cause.problems) > 1:
-        return dashboard.url("subscribers"), _("Open subscribers")
+        return dashboard.url("inflight"), _("Open subscribers")
     if cause.kind == "quarantined" and len(cause.problems) > 1:
         return dashboard.url("quarantine"), _("Open quarantine")
     if len(cause.refs) > 1:
         return "", ""
     first = cause.problems[0]
     if cause.kind == "stuck" and first.ref and len(cause.problems) > 1:
-        return dashboard.url("errors", group=first.ref.group, topic=first.ref.topic), _("Open errors")
+        named = {"group": first.ref.group, "topic": first.ref.topic}
+        return dashboard.url("deadletters", state="retrying", **named), _("Open errors")
     return link_of(dashboard, first)
 
 
@@ -107,7 +108,7 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
         case "stuck" | "deaths" | "relay" if problem.offset is not None:
             return to("message", offset=problem.offset), _("Open message")
         case "silent" | "refused" | "slow_database" | "deaths" | "outbox" | "outbox_behind":
-            return to("subscribers"), _("Open subscribers")
+            return to("inflight"), _("Open subscribers")
         case "dead_letters" | "recent_dead_letters":
             return to("deadletters", **named), _("Open dead letters")
         case "quarantined":
@@ -115,7 +116,7 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
         case "retrying":
             # Jobs that have failed are dead letters.
             narrowed = {"task": problem.task} if problem.task else {"state": "retrying"}
-            return to("errors", **narrowed, **named), _("Open errors")
+            return to("deadletters", **narrowed, **named), _("Open errors")
         case "recurring" | "recurring_failed":
             return to("recurring"), _("Open schedules")
         case "groupless" | "route":

@@ -48,8 +48,8 @@ class DashboardContext:
     site: AdminSite
     opts: Any
     """The ``_meta`` of ``Dashboard``: the admin's templates take names from it."""
-    menu: Sequence[Any]
-    """The pages in the navigation."""
+    menu: Sequence[tuple[Any, Sequence[Any]]]
+    """The tabs of the navigation, with the pages of each that the user can choose from."""
     databases: Sequence[str] = ()
     """Aliases of the databases that the user can choose from; empty if there is only one."""
     database: str = ""

@@ -14,8 +14,6 @@ from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.permissions import databases_to_view, demand
 
 if TYPE_CHECKING:
-    from django_mysqlqueue.admin.pages.base import Page
-
     _ModelAdmin = admin.ModelAdmin[Any]
 else:
     _ModelAdmin = admin.ModelAdmin
@@ -23,21 +21,19 @@ else:
 OVERVIEW = "changelist"
 PAGE_NAMES = (
     OVERVIEW,
-    "group",
     "offsets",
+    "group",
     "inflight",
-    "errors",
     "deadletters",
     "deadletter",
+    "messages",
     "scheduled",
+    "quarantine",
+    "message",
     "tasks",
     "jobs",
-    "job",
-    "quarantine",
     "recurring",
-    "subscribers",
-    "messages",
-    "message",
+    "job",
     "operations",
 )
 """Names of the pages. Every process of a project with the admin loads its URLs: only a request loads the pages."""
@@ -79,7 +75,9 @@ class DashboardAdmin(_ModelAdmin):
     def _page(self, name: str) -> Callable[..., HttpResponseBase]:
         @require_GET
         def view(request: HttpRequest) -> HttpResponseBase:
-            page = _pages()[name]
+            from django_mysqlqueue.admin.pages import PAGES
+
+            (page,) = (one for one in PAGES if one.name == name)
             demand(self.has_view_permission(request) and page.may_open(request))
             return page(self._context(request), request).respond()
 
@@ -93,17 +91,8 @@ class DashboardAdmin(_ModelAdmin):
         return operations.respond(self._context(request), request, name)
 
     def _context(self, request: HttpRequest) -> DashboardContext:
+        from django_mysqlqueue.admin.pages import TABS
+
         databases = databases_to_view(request)
-        return DashboardContext(
-            self.admin_site,
-            self.opts,
-            [page for page in _pages().values() if page.is_in_menu() and page.may_open(request)],
-            databases if len(databases) > 1 else (),
-        )
-
-
-def _pages() -> dict[str, type[Page]]:
-    """Return the pages by name, in the order of the navigation."""
-    from django_mysqlqueue.admin.pages import PAGES
-
-    return {page.name: page for page in PAGES}
+        menu = [(tab, views) for tab in TABS if (views := tab.views(request))]
+        return DashboardContext(self.admin_site, self.opts, menu, databases if len(databases) > 1 else ())

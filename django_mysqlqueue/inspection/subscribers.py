@@ -187,6 +187,17 @@ WINDOW_MS = 5 * 60_000
 """Older ones are not."""
 
 
+def read_held(session: Session, ref: GroupRef, *, bounds: Bounds = PAGES) -> dict[str, int]:
+    """Return how many of a group's messages each subscriber holds, of at most ``bounds.in_flight`` deliveries."""
+    return dict(
+        session.rows(
+            "SELECT w.delivered_by, COUNT(*) FROM (SELECT delivered_by, delivery_token "
+            f"{log_queries.claimed(session)} LIMIT %s) w WHERE w.delivery_token <> 0 GROUP BY w.delivered_by",
+            (*ref, False, bounds.in_flight),
+        )
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Busy:
     """The handler threads of a group's live subscribers."""
@@ -216,12 +227,7 @@ def read_busy(
     handler = known_handlers().get(ref)
     if not threads or None in threads.values() or (handler is not None and handler.is_async):
         return None
-    rows = session.rows(
-        "SELECT w.delivered_by, COUNT(*) FROM (SELECT delivered_by, delivery_token "
-        f"{log_queries.claimed(session)} LIMIT %s) w WHERE w.delivery_token <> 0 GROUP BY w.delivered_by",
-        (*ref, False, bounds.in_flight),
-    )
-    held = dict(rows)
+    held = read_held(session, ref, bounds=bounds)
     busy = sum(min(held.get(name, 0), number or 0) for name, number in threads.items())
     return Busy(sum(number or 0 for number in threads.values()), busy, len(threads))
 

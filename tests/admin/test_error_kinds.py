@@ -24,16 +24,16 @@ OF_KIND = {"group": "g", "topic": "t", "kind": "ValueError: no <number>", "upto"
 
 
 def errors(client, **query):
-    answer = client.get(f"{ROOT}errors/", query)
+    answer = client.get(f"{ROOT}deadletters/", query)
     assert answer.status_code == 200, answer.content.decode()
-    return answer.context
+    return answer.context["kinds"]
 
 
 def told(client, **query):
     """Of each kind on the page: group, error, retrying messages, dead letters, failed attempts."""
     return [
         (kind.ref.group, kind.text, str(kind.retrying), str(kind.dead_letters), str(kind.attempts))
-        for kind in (row.kind for row in errors(client, **query)["rows"])
+        for kind in (row.kind for row in errors(client, **query).rows)
     ]
 
 
@@ -62,11 +62,11 @@ def test_a_kind_counts_what_waits_what_is_dead_and_all_failed_attempts(client):
         ("g", "ValueError: no customer <number>", "2", "2", "6"),
         ("g", "ValueError: another", "0", "1", "1"),
     ]
-    (row, _other) = errors(client)["rows"]
+    (row, _other) = errors(client).rows
     assert (row.kind.offset, row.kind.dead_letter) == (retrying[-1], second)
     assert sum(row.kind.by_hour) == 6
     assert 'aria-label="6 in the last 24 hours"' in row.trend
-    text = page(client, "errors")
+    text = page(client, "deadletters")
     assert f'href="{ROOT}message/?offset={retrying[-1]}" aria-label="Show a retrying message' in text
     assert f'href="{ROOT}deadletter/?offset={second}" aria-label="Show a dead letter' in text
     links = [link for link in re.findall(r'href="([^"]*/do/[^"]*kind=[^"]*)"', text) if "customer" in link]
@@ -84,7 +84,7 @@ def test_times_are_those_of_the_attempts(client):
     letter = QueueMessage.objects.get(offset=first)
     QueueMessage.objects.filter(offset=first).update(failed_at=F("failed_at") - 2 * day)
     assert DeliveryEvent.objects.filter(related_id=letter.message_id).delete()[0] == 1, "as when records are collected"
-    (row,) = errors(client)["rows"]
+    (row,) = errors(client).rows
     assert row.first != row.last
     assert row.first.endswith(" (2 d)")
     assert row.kind.last_at - row.kind.first_at > day
@@ -96,14 +96,14 @@ def test_a_failure_that_was_made_good_is_settled_and_old_ones_are_not_listed(cli
     DeliveryState.objects.update(invisible_until=1)
     Sub(handler()).settle()
     assert told(client) == [("g", "ValueError: no <number>", "0", "0", "1")]
-    (row,) = errors(client)["rows"]
+    (row,) = errors(client).rows
     assert row.kind.states == ("settled",)
-    text = page(client, "errors")
+    text = page(client, "deadletters")
     assert f'href="{ROOT}message/?offset={row.kind.offset}" aria-label="Show a message that failed' in text
     assert "/do/" not in text
     DeliveryEvent.objects.update(settled_at=F("settled_at") - 25 * 3_600_000)
     assert told(client) == []
-    assert "no attempt failed in the last 24 hours" in page(client, "errors")
+    assert "no attempt failed in the last 24 hours" in page(client, "deadletters")
 
 
 def test_attempts_are_counted_in_their_hour(client):
@@ -112,7 +112,7 @@ def test_attempts_are_counted_in_their_hour(client):
     for offset, ago in zip(offsets_of(), (-hour, 2 * hour, 23 * hour), strict=True):  # -hour: another server's clock
         DeliveryEvent.objects.filter(message_offset=offset).update(settled_at=F("settled_at") - ago)
     DeliveryState.objects.all().delete()
-    (row,) = errors(client)["rows"]
+    (row,) = errors(client).rows
     assert {place: number for place, number in enumerate(row.kind.by_hour) if number} == {0: 1, 21: 1, 23: 1}
 
 
@@ -138,9 +138,9 @@ def test_filters(client):
     ):
         assert {one[1].removeprefix("ValueError: ") for one in told(client, **query)} == expected, query
         if not expected:
-            assert "No errors match." in page(client, "errors", **query)
-    assert errors(client)["classes"] == ["ValueError"]
-    assert client.get(f"{ROOT}errors/", {"state": "x"}).status_code == 400
+            assert "No errors match." in page(client, "deadletters", **query)
+    assert errors(client).classes == [("ValueError", "ValueError")]
+    assert client.get(f"{ROOT}deadletters/", {"state": "x"}).status_code == 400
 
 
 def test_messages_of_a_kind_are_retried_now(client):
@@ -199,7 +199,7 @@ def test_what_was_settled_since_it_was_read_is_left_out(client, monkeypatch, nam
 @pytest.mark.parametrize("name", ["retry-error", "dead-letter-error"])
 def test_messages_that_are_newer_than_the_page_are_not_changed(client, name):
     waiting("no 1")
-    (link,) = re.findall(rf'href="([^"]*/do/{name}/[^"]*)"', page(client, "errors"))
+    (link,) = re.findall(rf'href="([^"]*/do/{name}/[^"]*)"', page(client, "deadletters"))
     waiting("no 2")
     assert ": 1." in unescape(client.get(unescape(link)).content.decode())
     upto = int(re.search(r"upto=(\d+)", link)[1])
@@ -225,7 +225,7 @@ def test_counts_that_stop_at_a_bound_say_so(client, monkeypatch):
         ("g", "ValueError: no <number>", "4", "0", "4+"),
         ("h", "ValueError: no <number>", "0", "3+", "4+"),
     ]
-    assert "A count with + is a lower bound." in page(client, "errors")
+    assert "A count with + is a lower bound." in page(client, "deadletters")
 
 
 def test_an_operation_on_dead_letters_of_a_kind_is_bounded_and_names_no_command(client, monkeypatch):
@@ -261,7 +261,7 @@ def hide(text, *, topic, kind):
 def test_who_may_only_view_is_offered_no_operations(make_client):
     fail_with(1, "no 1")
     waiting("no 2")
-    assert "/do/" not in page(make_client("view_dashboard"), "errors")
+    assert "/do/" not in page(make_client("view_dashboard"), "deadletters")
 
 
 def test_messages_of_a_dlq_topic_cannot_be_dead_lettered(client):
@@ -271,7 +271,7 @@ def test_messages_of_a_dlq_topic_cannot_be_dead_lettered(client):
         raise KeyError("alarm")
 
     Sub(handler("t_dlq", "alarm", function, max_attempts=9, backoff=WAITS)).settle()
-    text = page(client, "errors", group="alarm")
+    text = page(client, "deadletters", group="alarm")
     assert "do/retry-error/" in text
     assert "do/dead-letter-error/" not in text
 
@@ -280,14 +280,13 @@ def test_groups_whose_failures_are_not_recorded_are_named(client, settings):
     settings.MYSQLQUEUE = {"GROUPS": {"g": {"RECORD_DELIVERIES": "none"}}}
     waiting("no 1", attempts=3)
     assert told(client) == [("g", "ValueError: no <number>", "1", "0", "1+")]
-    assert "Failed attempts of these groups are not recorded" in page(client, "errors")
+    assert "Failed attempts of these groups are not recorded" in page(client, "deadletters")
 
 
 def test_errors_are_shown_as_text(client):
     fail_with(1, HOSTILE)
     waiting(HOSTILE)
-    for name in ("errors", "deadletters"):
-        assert "<script>alert" not in client.get(f"{ROOT}{name}/").content.decode()
+    assert "<script>alert" not in client.get(f"{ROOT}deadletters/").content.decode()
 
 
 def test_errors_without_a_text_are_a_kind(client):
@@ -308,10 +307,10 @@ def test_errors_without_a_text_are_a_kind(client):
     sequence()
     assert told(client) == [("g", "<no text>", "1", "1", "2"), ("g", "ValueError: no <number>", "0", "1", "1")]
     (letter,) = set(offsets_of("t_dlq")) - {other}
-    text = page(client, "errors", **{"class": "-"})
+    text = page(client, "deadletters", **{"class": "-"})
     assert 'value="-" selected' in text
     assert "ValueError: no" not in text
-    (link,) = re.findall(r'class="mq-kind-count" href="([^"]*)"', text)
+    (link,) = re.findall(r'href="([^"]*)" aria-label="List 1 dead letters', text)
     assert offsets(client.get(unescape(link)).context) == [letter]
     links = [unescape(one) for one in re.findall(r'href="([^"]*/do/[^"]*kind=[^"]*)"', text)]
     assert [one.split("/do/")[1].split("/")[0] for one in links] == [
@@ -332,5 +331,5 @@ def test_errors_without_a_text_are_a_kind(client):
 
 def test_no_class_is_offered_if_all_errors_have_one(client):
     fail_with(1, "no 1")
-    assert 'value="-"' not in page(client, "errors")
+    assert 'value="-"' not in page(client, "deadletters")
     assert told(client, **{"class": "-"}) == []

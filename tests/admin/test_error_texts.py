@@ -47,8 +47,10 @@ def world(db, no_handlers, settings):
     QuarantinedMessageFactory(topic=JOBS.topic, reason=TEXT)
     return {
         "quarantine": [{}, {"topic": JOBS.topic}],
-        "errors": [{}, {"topic": JOBS.topic}, {"state": "retrying"}, {"group": "jobs"}],
-        "deadletters": [{"topic": JOBS.topic}, {"topic": JOBS.topic, "format": "csv"}],
+        "deadletters": [
+            *({}, {"topic": JOBS.topic}, {"state": "retrying"}, {"group": "jobs"}),
+            {"topic": JOBS.topic, "format": "csv"},
+        ],
         "deadletter": [{"offset": dead.offset}],
         "message": [{"offset": dead.offset}, {"offset": dead.original_offset}, {"offset": waits.message_offset}],
         "group": [{"group": "jobs", "topic": JOBS.topic}],
@@ -117,7 +119,7 @@ def test_texts_of_errors_of_other_topics_are_shown(make, world):
     client = make("view_dashboard")
     offsets = QueueMessage.objects.filter(topic="t").order_by("offset").values_list("offset", flat=True)
     for page, query in (
-        ("errors", {}),
+        ("deadletters", {}),
         ("deadletters", {"topic": "t"}),
         ("deadletters", {"topic": "t", "format": "csv"}),
         *(("message", {"offset": offset}) for offset in offsets),
@@ -129,7 +131,7 @@ def test_texts_of_errors_of_other_topics_are_shown(make, world):
 @pytest.mark.promise("Permissions by topic")
 def test_hidden_errors_of_a_group_are_one_kind_and_can_be_operated_on(make, world):
     client = make("view_dashboard", "operate_dashboard")
-    (kind,) = [row.kind for row in client.get(f"{ROOT}errors/").context["rows"] if row.kind.ref == JOBS]
+    (kind,) = [row.kind for row in client.get(f"{ROOT}deadletters/").context["kinds"].rows if row.kind.ref == JOBS]
     assert (kind.text, str(kind.retrying), str(kind.dead_letters)) == (HIDDEN, "1", "1")
     given = {"group": "jobs", "topic": JOBS.topic, "upto": str(kind.offset)}
     for guess in ("builtins.KeyError: secret text", "KeyError: secret text"):

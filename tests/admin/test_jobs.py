@@ -209,7 +209,7 @@ def make_waiting(db):
 
 
 def test_the_navigation_has_the_page_if_the_project_has_queues_of_jobs(client, settings):
-    link = f'href="{ROOT}jobs/"'
+    link = f'href="{ROOT}tasks/"'
     assert link in client.get(ROOT).content.decode()
     settings.TASKS = {"default": {"BACKEND": "tests.support.no_backend"}}
     assert link not in client.get(ROOT).content.decode()
@@ -218,7 +218,7 @@ def test_the_navigation_has_the_page_if_the_project_has_queues_of_jobs(client, s
 
 def test_tasks_that_are_configured_wrongly(client, settings):
     settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "OPTIONS": {"MAX": 1}}}
-    link = f'href="{ROOT}jobs/"'
+    link = f'href="{ROOT}tasks/"'
     assert link in client.get(ROOT).content.decode()
     assert "'MAX' is not an option." in page(client, "jobs", 500)
 

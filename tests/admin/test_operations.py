@@ -284,12 +284,12 @@ def test_release_and_forget(client):
     refused = client.post(f"{ROOT}do/forget/", {"subscriber": sub.name, "asked": "yes"}).content.decode()
     assert "is alive: stop it first." in refused
     assert 'name="confirmed"' not in refused
-    assert "do/forget" not in page(client, "subscribers")
+    assert "do/forget" not in page(client, "inflight")
     invented = client.get(f"{ROOT}do/forget/", {"subscriber": "nobody"}).content.decode()
     assert "There is no subscriber" in invented
     assert 'name="confirmed"' not in invented
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
-    assert "do/forget" in page(client, "subscribers")
+    assert "do/forget" in page(client, "inflight")
     assert confirm(client, "forget", subscriber=sub.name) == [
         f"The subscriber {sub.name} is forgotten; its leases are released."
     ]

@@ -108,11 +108,11 @@ def test_the_overview_and_the_subscribers_tell_how_fast_the_database_answers(cli
     assert (card().value, card().alarming) == ("-", False)
     heartbeats.beat(USING, sub.name, [GroupRef("g", "t")], {}, {"p50_us": 2000, "p95_us": 40_000})
     assert (card().value, card().alarming) == ("2 ms, 40 ms", False)
-    assert "2 ms, 40 ms" in page(client, "subscribers")
+    assert "2 ms, 40 ms" in page(client, "inflight")
     heartbeats.beat(USING, sub.name, [GroupRef("g", "t")], {}, {"p50_us": 300_000, "p95_us": 1_200_000})
     assert (card().value, card().alarming) == ("300 ms, 1.2 s", True)
     answer = client.get(ROOT)
-    assert answer.context["banner"].link == f"{ROOT}subscribers/"
+    assert answer.context["banner"].link == f"{ROOT}inflight/"
     text = unescape(answer.content.decode())
     assert "The database is slow: half of the polls of 1 of 1 live subscriber take longer than 250 ms" in text
 
@@ -194,7 +194,7 @@ def test_subscribers_and_their_shares(client):
     dead = Sub(handler("t", "g"), name="dead")
     SubscriberHeartbeat.objects.filter(subscriber_name=dead.name).update(heartbeat_at=1)
     PartitionLease.objects.filter(partition_key="d").update(leased_by="left")
-    answer = client.get(ROOT + "subscribers/")
+    answer = client.get(ROOT + "inflight/")
     workers = {worker.status.name: worker for worker in answer.context["workers"]}
     assert (workers[one.name].status.live, workers[dead.name].status.live) == (True, False)
     assert [(number, share) for _, number, share, _ in workers[one.name].groups] == [(3, "75%")]
@@ -204,10 +204,10 @@ def test_subscribers_and_their_shares(client):
 def test_a_subscriber_that_cannot_work_for_a_group(client):
     one = Sub(handler("t", "g"))
     heartbeats.report(USING, one.name, GroupRef("g", "t"), "KeyError: 'k'")
-    text = unescape(client.get(ROOT + "subscribers/").content.decode())
+    text = unescape(client.get(ROOT + "inflight/").content.decode())
     assert re.search(r"cannot work</span> <code><bdi>KeyError: 'k'", text)
     heartbeats.report(USING, one.name, GroupRef("g", "t"), "")
-    assert "cannot work" not in client.get(ROOT + "subscribers/").content.decode()
+    assert "cannot work" not in client.get(ROOT + "inflight/").content.decode()
 
 
 def test_a_subscriber_that_has_refused_to_start(client):
@@ -219,11 +219,11 @@ def test_a_subscriber_that_has_refused_to_start(client):
     }
     heartbeats.refuse(USING, "web-1:0:1", info)
     assert "A subscriber of release 0.9 refused to start, on host web-1 " in page(client)
-    assert "The <group> 'g' on 't' has another mode" in page(client, "subscribers")
-    assert "<group>" not in client.get(ROOT + "subscribers/").content.decode()
+    assert "The <group> 'g' on 't' has another mode" in page(client, "inflight")
+    assert "<group>" not in client.get(ROOT + "inflight/").content.decode()
     (told,) = confirm(client, "forget", subscriber="web-1:0:1")
     assert told.startswith("The subscriber web-1:0:1 is forgotten")
-    assert "refused to start" not in page(client, "subscribers")
+    assert "refused to start" not in page(client, "inflight")
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -240,5 +240,5 @@ def test_what_is_stored_is_shown_as_text(client, name):
     text = client.get(ROOT + ("" if name == "changelist" else f"{name}/"), query_of(name)).content.decode()
     assert "<script>alert" not in text
     assert "\"'&" not in text
-    if name in ("group", "subscribers", "offsets"):
+    if name in ("group", "inflight", "offsets"):
         assert "&lt;script&gt;" in text

@@ -317,7 +317,7 @@ def test_a_group_without_subscribers_links_to_them(client):
     SubscriberHeartbeat.objects.update(heartbeat_at=1)
     text, link = told(client, offset)
     assert text == "The group has no live subscribers."
-    assert link == f"{ROOT}subscribers/"
+    assert link == f"{ROOT}inflight/"
 
 
 @both_modes

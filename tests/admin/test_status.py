@@ -158,7 +158,7 @@ def test_symptoms_beyond_fifty_are_counted(client, clock):
 
 @pytest.mark.parametrize(
     ("number", "action", "link"),
-    [(1, "Open message", "message/?offset="), (2, "Open errors", "errors/?group=g&topic=t")],
+    [(1, "Open message", "message/?offset="), (2, "Open errors", "deadletters/?state=retrying&group=g&topic=t")],
 )
 def test_failed_messages_of_a_group_lead_to_their_errors(client, clock, number, action, link):
     """There, all are retried at once. A single one leads to its own page."""

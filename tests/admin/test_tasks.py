@@ -54,6 +54,12 @@ def rows(client, name, **query):
     return answer.context["rows"]
 
 
+def kinds(client, **query):
+    answer = client.get(f"{ROOT}deadletters/", query)
+    assert answer.status_code == 200, answer.content.decode()
+    return answer.context["kinds"].rows
+
+
 # -- their names on other pages -----------------------------------------------
 
 
@@ -113,9 +119,9 @@ def test_errors_name_the_tasks(client):
     failed(jobs.fail, jobs.echo, jobs.fail)
     (no_number,) = [kind for kind in list_errors().kinds if kind.tasks == (FAIL,)]
     assert no_number.dead_letters.value == 2
-    assert {row.kind.tasks for row in rows(client, "errors")} == {(FAIL,), ("tests.app.jobs.echo",)}
-    assert [row.kind.tasks for row in rows(client, "errors", task=FAIL)] == [(FAIL,)]
-    text = page(client, "errors")
+    assert {row.kind.tasks for row in kinds(client)} == {(FAIL,), ("tests.app.jobs.echo",)}
+    assert [row.kind.tasks for row in kinds(client, task=FAIL)] == [(FAIL,)]
+    text = page(client, "deadletters")
     assert '<bdi dir="ltr">fail</bdi>' in text
     assert f'<option value="{FAIL}">fail</option>' in text
 
@@ -147,7 +153,7 @@ def test_the_page_of_tasks(client):
     shown = page(client, "tasks")
     assert '<bdi dir="ltr">shop.tasks.mail</bdi>' in shown
     assert "2 s, 4 s" in shown
-    assert f'{ROOT}tasks/">Tasks' in page(client)
+    assert f'{ROOT}tasks/">Jobs' in page(client)
 
 
 def test_the_rate_of_a_task_is_shown(client, monkeypatch):

@@ -171,7 +171,6 @@ def test_buttons_are_shown_with_the_permission_on_the_topic(make, queue):
             ("group", {"group": "g", "topic": topic}),
             ("deadletter", {"offset": dead}),
             ("deadletters", {"topic": topic}),
-            ("errors", {"topic": topic}),
             ("scheduled", {"topic": topic}),
             ("offsets", {"group": "g", "topic": topic}),
         ):
@@ -236,9 +235,7 @@ OF_THE_TOPIC = (
     ("deadletters/", {"topic": "t"}),
     ("deadletters/", {"topic": "t_dlq", "group": "g"}),
     ("deadletters/", {}),
-    ("errors/", {}),
-    ("errors/", {"topic": "t"}),
-    ("errors/", {"state": "retrying"}),
+    ("deadletters/", {"state": "retrying"}),
     ("scheduled/", {"topic": "t"}),
     ("quarantine/", {}),
     ("quarantine/", {"topic": "t"}),
@@ -266,7 +263,7 @@ def test_a_page_shows_what_one_may_view_and_nothing_of_the_rest(viewer, hidden_q
 def test_counts_are_of_what_one_may_view(viewer, hidden_queue, make_client):
     text = viewer.get(ROOT).content.decode()
     cards = dict(re.findall(r"<dt>([^<]+)</dt><dd>(?:<a [^>]*>)?(?:<bdi>)?([^<]+)", text))
-    kinds = [row.kind for row in viewer.get(f"{ROOT}errors/").context["rows"]]
+    kinds = [row.kind for row in viewer.get(f"{ROOT}deadletters/").context["kinds"].rows]
     assert sorted((kind.ref, str(kind.retrying), str(kind.dead_letters)) for kind in kinds) == [
         (("g", "t"), "0", "1"),
         (("g", "t"), "1", "0"),
@@ -313,7 +310,7 @@ def _problems(text):
         ("messages/", {"id": "hidden.topic.later"}),
         ("messages/", {"before": "100"}),
         ("deadletters/", {"topic": "hidden.topic"}),
-        ("errors/", {"topic": "hidden.topic"}),
+        ("deadletters/", {"topic": "hidden.topic", "state": "retrying"}),
         ("scheduled/", {}),
         ("scheduled/", {"topic": "hidden.topic"}),
         ("scheduled/", {"topic": "hidden.topic", "id": "hidden.topic.later"}),
@@ -322,7 +319,6 @@ def _problems(text):
         ("inflight/", {"group": "hidden.group", "topic": "hidden.topic"}),
         ("offsets/", {"group": "hidden.group", "topic": "hidden.topic"}),
         ("offsets/", {"topic": "hidden.topic"}),
-        ("subscribers/", {}),
     ],
 )
 def test_a_page_of_other_topics_is_refused(viewer, hidden_queue, page, query):

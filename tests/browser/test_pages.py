@@ -132,7 +132,7 @@ def queries(sub: Sub) -> list[str]:
         "message": [f"message/?offset={offset}"],
         "deadletter": [f"deadletter/?offset={dead}"],
         "messages": ["messages/", "messages/?topic=orders", "messages/?topic=orders&contains=n"],
-        "errors": ["errors/", "errors/?group=billing", "errors/?state=settled"],
+        "deadletters": ["deadletters/", "deadletters/?group=billing", "deadletters/?state=settled"],
         "jobs": ["jobs/", "jobs/?status=FAILED", "jobs/?task=none"],
         "job": [f"job/?id={name}" for name in ("waits", "runs", "failed", "none")],
         "quarantine": ["quarantine/", "quarantine/?topic=orders"],
@@ -736,7 +736,7 @@ def test_a_phone_shows_rows_with_labels_and_nothing_off_the_screen(
 ):
     settings.LANGUAGE_CODE = language
     desk = open_desk(width=390)
-    for address in ("operations/", "recurring/", "inflight/", "errors/", "jobs/", "tasks/"):
+    for address in ("operations/", "recurring/", "", "inflight/", "deadletters/", "jobs/", "tasks/"):
         page = desk.open(address)
         assert page.locator(".mq-stack tbody td[data-label]").count() > 1, address
         found = page.evaluate(
@@ -746,7 +746,8 @@ def test_a_phone_shows_rows_with_labels_and_nothing_off_the_screen(
               .filter((one) => one.includes(false)).length"""
         )
         assert found == 0, address
-        assert page.locator(".mq-scroll").evaluate("one => one.scrollWidth <= one.clientWidth + 1"), address
+        fits = "all => all.every((one) => one.scrollWidth <= one.clientWidth + 1)"
+        assert page.locator(".mq-scroll:has(.mq-stack)").evaluate_all(fits), address
 
 
 def test_a_table_that_continues_behind_an_edge_shows_a_shadow_there(open_desk: Open, queue: Sub):

@@ -12,7 +12,7 @@ from django.contrib.auth.models import Group, User
 from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, redacted
 from django_mysqlqueue.admin.operations.base import IdsField
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS
-from django_mysqlqueue.admin.pages.subscribers import SHOWN_IN_FLIGHT
+from django_mysqlqueue.admin.pages.in_flight import SHOWN_IN_FLIGHT
 from django_mysqlqueue.inspection import bounds
 from django_mysqlqueue.inspection.problem import Kind
 from django_mysqlqueue.options import conf

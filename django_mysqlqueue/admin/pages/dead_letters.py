@@ -1,4 +1,4 @@
-"""The pages of a DLQ topic and of a single dead letter."""
+"""The pages of errors and dead letters, and of a single dead letter."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin import contents, copying
 from django_mysqlqueue.admin.context import BadQuery, Refused
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
+from django_mysqlqueue.admin.error_table import STATES, KindFilter, error_table
 from django_mysqlqueue.admin.formatting import last_line, moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_search_errors, search_refused
@@ -26,8 +27,10 @@ from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatc
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
+from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, pieces
 
 RELATED_LOOKED_UP = 20
@@ -40,35 +43,61 @@ BAD = {Outcome.FAILED, Outcome.LOST, Outcome.DEAD_LETTERED, Outcome.DISCARDED}
 
 
 class DeadLettersPage(Page):
-    """The list of a DLQ topic's dead letters."""
+    """The errors, grouped by kind, and the list of a DLQ topic's dead letters."""
 
     name = "deadletters"
     title = gettext_lazy("Dead letters")
-    filters = ("group", "task", "error", "since", "until", "kind")
+    filters = ("topic", "group", "task", "class", "state", "error", "since", "until", "kind")
     position = "before"
+    shows_several_topics = True
     exports = True
 
     def context(self) -> dict[str, Any]:
         session = self.session
+        refs = [ref for ref in registered_refs(self.using) if self.may_view(ref.topic)]
         topics = [one for one in dead_letters.dlq_topics(session, bounds=self.bounds) if self.may_view(one[0])]
-        wanted = self.text("topic")
-        if wanted is not None:
-            topic = dlq_topic(wanted)
-        elif topics:
-            topic = max(topics, key=lambda one: one[1].value)[0]
-        else:
-            return {"topics": [], "topic": ""}
+        topic, group = self.text("topic"), self.text("group")
+        given = None if topic is None else first_topic(topic)
+        wanted = KindFilter(self.choice("state", STATES), self.text("class"), self.text("task"), self.text("kind"))
+        listing = error_kinds.find_errors(
+            session, topic=given, group=group, topics=self.topics_to_view(), shown=self.errors.line, bounds=self.bounds
+        )
+        kinds = error_table(listing, wanted)
+        dlq = self._dlq(topics, refs) if wanted.error_class is None and wanted.state in (None, "dead_letters") else ""
+        numbers = {first_topic(name): number for name, number in topics}
+        names = {first_topic(ref.topic) for ref in refs} | numbers.keys() | ({given} if given else set())
+        return {
+            "kinds": kinds,
+            "operable_kinds": self.operable(row.kind.ref.topic for row in kinds.rows),
+            "errors_read": f"{self.bounds.errors:,}",
+            "groups_read": f"{self.bounds.groups:,}",
+            "states": STATES.items(),
+            "given_topic": given or "",
+            "topics": [(name, f"{name} ({numbers[name]})" if name in numbers else name) for name in sorted(names)],
+            "groups": sorted(
+                {one.group for one in refs} | {row.kind.ref.group for row in kinds.rows} | ({group} if group else set())
+            ),
+            **(self._letters(dlq, refs) if dlq else {"topic": ""}),
+        }
+
+    def _dlq(self, topics: Sequence[tuple[str, Count]], refs: Sequence[GroupRef]) -> str:
+        """Return the DLQ topic to list: that of the query string, else the one with most dead letters of the group."""
+        if (topic := self.text("topic")) is not None:
+            return dlq_topic(topic)
+        of_group = {dlq_topic(ref.topic) for ref in refs if ref.group == self.text("group")}
+        found = [one for one in topics if one[0] in of_group] or topics
+        return max(found, key=lambda one: one[1].value)[0] if found else ""
+
+    def _letters(self, topic: str, refs: Sequence[GroupRef]) -> dict[str, Any]:
+        """Return the dead letters of a DLQ topic."""
+        session = self.session
         chosen = self._selection(topic)
         before = self.number("before")
         found = self._look(chosen)
         rest = [offset for offset in found.offsets if before is None or offset < before]
-        registered = registered_refs(self.using)
-        groups = {ref.group for ref in registered if ref.topic != topic and dlq_topic(ref.topic) == topic}
         return {
-            "topics": topics,
             "topic": topic,
-            "listed_topic": topic in dict(topics),
-            "groups": sorted(groups | {ref.group for ref in found.refs} | ({chosen.group} if chosen.group else set())),
+            "narrowed": any(self.text(name) for name in self.filters if name != "topic"),
             "is_of_jobs": job_queues.is_queue(first_topic(topic)),
             "may_search_errors": may_search_errors(self.request, topic),
             "since": chosen.since,
@@ -78,8 +107,7 @@ class DeadLettersPage(Page):
             "looked": f"{self.bounds.dead_letters:,}",
             "rows": [(one, self._error(one)) for one in dead_letters.at(session, rest[:PAGE_ROWS])],
             "next_place": rest[PAGE_ROWS - 1] if len(rest) > PAGE_ROWS else None,
-            "errors_read": f"{self.bounds.errors:,}",
-            "readers": [ref for ref in registered if ref.topic == topic],
+            "readers": [ref for ref in refs if ref.topic == topic],
         }
 
     def _selection(self, topic: str) -> DeadLetterFilter:

@@ -135,7 +135,7 @@ class OverviewPage(Page):
         backlog = Card(_("backlog"), str(found.lag))
         of_groups = [
             Card(_("in flight"), str(found.in_flight), to("inflight")),
-            Card(_("retrying"), str(found.retrying), to("errors", state="retrying")),
+            Card(_("retrying"), str(found.retrying), to("deadletters", state="retrying")),
             Card(_("dead letters"), str(found.dead_letters), dead_letters, bool(found.dead_letters)),
         ]
         if not sees_all:
@@ -152,13 +152,13 @@ class OverviewPage(Page):
             Card(
                 _("live subscribers"),
                 str(len(found.live)),
-                to("subscribers"),
+                to("inflight"),
                 bool(found.lag or found.outbox.waiting) and not found.live,
             ),
             Card(
                 _("slowest round trip (p50, p95)"),
                 "-" if took is None else f"{duration(took.p50)}, {duration(took.p95)}",
-                to("subscribers"),
+                to("inflight"),
                 took is not None and limit is not None and took.p50 > limit,
             ),
         ]

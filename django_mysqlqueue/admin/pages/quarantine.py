@@ -19,7 +19,6 @@ class QuarantinePage(Page):
     title = gettext_lazy("Quarantine")
     filters = ("topic",)
     position = "after"
-    in_menu = False  # The problem on the overview links to it; without one, it is empty.
     shows_several_topics = True
 
     def context(self) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.jobs import JobsPage
+from django_mysqlqueue.admin.permissions import visible
 from django_mysqlqueue.inspection import TaskSummary, summarize_tasks
 from django_mysqlqueue.options import job_queues
 
@@ -34,6 +36,10 @@ class TasksPage(Page):
     @classmethod
     def is_in_menu(cls) -> bool:
         return JobsPage.is_in_menu()
+
+    @classmethod
+    def may_open(cls, request: HttpRequest) -> bool:
+        return None in visible(request).topics.values()
 
     def context(self) -> dict[str, Any]:
         found = summarize_tasks(using=self.using, bounds=self.bounds)
