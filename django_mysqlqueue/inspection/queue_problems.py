@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from django.utils.translation import gettext as _
@@ -136,7 +136,9 @@ def relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:
     """Yield topics without a consumer group, such as mistyped ones, whose messages GC deletes unhandled."""
     for topic, number in find_groupless(session, in_log, bounds=bounds).items():
-        oldest_at = _oldest(session, topic, bounds)
+        keys = partitions.all_in_log(session, topic, most=bounds.groupless_partitions)
+        first = oldest_message(session, topic, keys or ())
+        oldest_at = None if first is None else first[1]
         text = ngettext(
             "Topic %(topic)s has %(number)s message but no consumer group.",
             "Topic %(topic)s has %(number)s messages but no consumer group.",
@@ -296,10 +298,9 @@ def find_groupless(session: Session, in_log: Iterable[str], *, bounds: Bounds = 
     }
 
 
-def _oldest(session: Session, topic: str, bounds: Bounds) -> int | None:
-    """Return when the oldest message entered the log; None if there is none, or many partitions."""
-    keys = partitions.all_in_log(session, topic, most=bounds.groupless_partitions) or []
+def oldest_message(session: Session, topic: str, keys: Sequence[str]) -> tuple[int, int] | None:
+    """Return the offset of the oldest message of some partitions, and its time; None if there is none."""
     for first in log_places.in_partitions(session, topic, keys, 0, 1, newer=True):
         row = session.row(f"SELECT published_at FROM {LOG} WHERE `offset` = %s", (first,))
-        return None if row is None else row[0]
+        return None if row is None else (first, row[0])
     return None

@@ -71,6 +71,10 @@ class Dialect(ABC):
     def force_index(self, name: str) -> str:
         """Return the hint, after a table's alias, that makes the optimizer use an index."""
 
+    def explained(self, select: str) -> str | None:
+        """Return the statement whose column ``rows`` is about how many rows a SELECT reads; None if there is none."""
+        return None
+
     @abstractmethod
     def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
         """Return a join that reads its left side first, and ``table`` by an index, regardless of statistics.

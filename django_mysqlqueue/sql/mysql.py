@@ -227,6 +227,9 @@ class MySQL(Dialect):
     def force_index(self, name: str) -> str:
         return f" FORCE INDEX ({name})"
 
+    def explained(self, select: str) -> str | None:
+        return f"EXPLAIN FORMAT=TRADITIONAL {select}"
+
     def join_to(self, table: str, alias: str, index: str = "PRIMARY", *, left: bool = False) -> str:
         return f"{'LEFT JOIN' if left else 'STRAIGHT_JOIN'} {table} {alias}{self.force_index(index)}"
 

@@ -235,7 +235,7 @@ OF_THE_TOPIC = (
     ("deadletters/", {"topic": "t"}),
     ("deadletters/", {"topic": "t_dlq", "group": "g"}),
     ("deadletters/", {}),
-    ("deadletters/", {"state": "retrying"}),
+    ("deadletters/", {"group": "g", "topic": "t", "state": "retrying"}),
     ("scheduled/", {"topic": "t"}),
     ("quarantine/", {}),
     ("quarantine/", {"topic": "t"}),

@@ -54,6 +54,7 @@ from django_mysqlqueue.inspection import scheduled as timetable
 from django_mysqlqueue.inspection.beginnings import Failed
 from django_mysqlqueue.inspection.operations_log import OperationFilter
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
+from django_mysqlqueue.inspection.topics import summarize_topics
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.models import (
     CoalesceKey,
@@ -471,6 +472,8 @@ def _read_jobs() -> None:
     assert offset
     assert job_results.tasks_of_messages(session, [offset]) == {offset: found.summary.task}
     assert {one.task for one in summarize_tasks(using=USING).tasks} >= {found.summary.task}
+    found_topics = summarize_topics(session, ["t"], (), 0, bounds=dataclasses.replace(PAGES, count=0))
+    assert found_topics[0].oldest_at
     failing_tasks.find(session, {job_worlds.JOBS: 0}, least=1, recent=0)
     failing_tasks._last_error(session, found.summary.id)
     partitions.in_flight(session, job_worlds.JOBS)

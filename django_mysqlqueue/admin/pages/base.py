@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from django.conf import settings as django_settings
@@ -29,10 +30,13 @@ from django_mysqlqueue.admin.permissions import (
     topics_to_view,
     visible,
 )
-from django_mysqlqueue.inspection import PAGES, Bounds, StallTimes
-from django_mysqlqueue.inspection.causes import unavailable
+from django_mysqlqueue.admin.status import read_shared
+from django_mysqlqueue.inspection import PAGES, Bounds, Problem, StallTimes, find_problems, get_overview
+from django_mysqlqueue.inspection.causes import QueueState, state_of, unavailable
+from django_mysqlqueue.inspection.trends import with_samples
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic, is_dlq
+from django_mysqlqueue.service.counts import total
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
@@ -179,6 +183,24 @@ class Page:
     def may_publish(self) -> bool:
         """Whether the user may publish test messages to the topic that this page is about, or to all topics."""
         return not (self.about and is_dlq(self.about)) and may_publish(self.request, self.about)
+
+    def read_state(self) -> QueueState:
+        """Read the state of the page's database, with the groups and problems that the user may view."""
+        topics = self.topics_to_view()
+        if topics is None:
+            return read_shared(self.using, self.bounds, self.stall_times)
+        found = [
+            with_samples(get_overview(topic=topic, using=self.using, bounds=self.bounds)) for topic in sorted(topics)
+        ]
+        groups = tuple(group for one in found for group in one.groups)
+        # Without figures of the whole queue.
+        overview = replace(found[0], groups=groups, dead_letters=total(one.dead_letters for one in found))
+        problems = find_problems(overview, stall_times=self.stall_times)
+        return state_of(overview, [one for one in problems if self._may_view_problem(one)])
+
+    def _may_view_problem(self, problem: Problem) -> bool:
+        topic = problem.topic if problem.ref is None else problem.ref.topic
+        return self.topics_to_view() is None if not topic else self.may_view(topic)
 
     # -- the query string -----------------------------------------------------
 

@@ -1,10 +1,10 @@
-"""The page of offsets: each group's state in each partition."""
+"""The page of topics, and of offsets: each group's state in each partition."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.utils.safestring import SafeString
@@ -18,7 +18,10 @@ from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.inspection import PartitionBacklogs, partitions
 from django_mysqlqueue.inspection.partitions import ListedGroup, PartitionPosition
 from django_mysqlqueue.inspection.subscribers import read_subscribers
+from django_mysqlqueue.inspection.topics import TopicSummary, summarize_topics
+from django_mysqlqueue.inspection.trends import read_rows
 from django_mysqlqueue.names.keys import lane_of
+from django_mysqlqueue.service import log
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import partition_text
@@ -56,10 +59,10 @@ def key_text(key: str) -> str:
 
 
 class OffsetsPage(Page):
-    """The list of partitions with each group's offsets."""
+    """The list of topics, and of partitions with each group's offsets."""
 
     name = "offsets"
-    title = gettext_lazy("Offsets")
+    title = gettext_lazy("Topics & offsets")
     filters = ("group", "topic", "prefix", "owner", "unowned")
     position = "after"
     shows_several_topics = True
@@ -91,6 +94,7 @@ class OffsetsPage(Page):
                 bounds=self.bounds,
             )
             found, after = list(page.partitions), page.after
+        names = sorted({one.ref.topic for one in listed} | ({topic} if topic else set()))
         subscribers = read_subscribers(session, lease_ms=self.lease_ms, ref=None if one is None else one.ref)
         return {
             "rows": found,
@@ -100,13 +104,23 @@ class OffsetsPage(Page):
             # Subscribers of a shared group hold no leases.
             "may_release": one is not None and one.mode == "ordered" and may_operate(self.request, self.about),
             "groups": sorted({one.ref.group for one in listed}),
-            "topics": sorted({one.ref.topic for one in listed}),
+            "topics": names,
+            "topic_rows": [] if wanted or by_backlog or self.text("after") else self._topics(topic),
             "by_backlog": by_backlog,
             "order_text": self._order_text(backlogs) if by_backlog and backlogs is not None else _("by key"),
             "heat_map": None if one is None or not backlogs else self._heat_map(one, backlogs),
             "next_place": None if after is None else json.dumps(after),
             "is_first": by_backlog or not self.text("after"),
         }
+
+    def _topics(self, topic: str | None) -> list[TopicSummary]:
+        """Return the topics that the user may view, or one of them."""
+        found = self.read_state().overview
+        names = set(log.all_topics(self.session) if topic is None else [topic])
+        groups = [group for group in found.groups if topic in (None, group.ref.topic)]
+        rows = read_rows(replace(found, groups=tuple(groups)), ())
+        visible = [name for name in names if self.may_view(name)]
+        return summarize_topics(self.session, visible, rows, found.now, bounds=self.bounds)
 
     def _owner(self) -> str | None:
         """Return the owner that is searched for; an empty string: partitions without an owner; None: all."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -17,19 +16,15 @@ from django_mysqlqueue.admin.group_table import in_order
 from django_mysqlqueue.admin.history_charts import Row
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import visible
-from django_mysqlqueue.admin.status import read_shared, worst
+from django_mysqlqueue.admin.status import worst
 from django_mysqlqueue.inspection import (
-    Problem,
     QueueOverview,
     QueueStatus,
-    find_problems,
-    get_overview,
 )
-from django_mysqlqueue.inspection.causes import QueueState, state_of, unavailable
-from django_mysqlqueue.inspection.trends import passed_texts, read_rows, with_samples
+from django_mysqlqueue.inspection.causes import QueueState, unavailable
+from django_mysqlqueue.inspection.trends import passed_texts, read_rows
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import rollups
-from django_mysqlqueue.service.counts import total
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, Bucket
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.sql.several import Unread, read_each
@@ -72,7 +67,7 @@ class OverviewPage(Page):
         return _("Dashboard")
 
     def context(self) -> dict[str, Any]:
-        read = self.read()
+        read = self.read_state()
         found, summary = read.overview, self.summary(read)
         session = self.session
         span = self.text("span")
@@ -91,15 +86,6 @@ class OverviewPage(Page):
             **self._charts(self._buckets(session, grain, found.now - grain * number * 1000), grain, number, found.now),
         }
 
-    def read(self) -> QueueState:
-        """Read the state of the page's database, with the problems that the user may view."""
-        topics = self.topics_to_view()
-        if topics is None:
-            return read_shared(self.using, self.bounds, self.stall_times)
-        found = self._overview_of(topics)
-        problems = find_problems(found, stall_times=self.stall_times)
-        return state_of(found, [one for one in problems if self._may_view_problem(one)])
-
     def summary(self, read: QueueState, *, alias: str = "") -> Summary:
         """Return in short what was read."""
         found = causes.shown(self.dashboard, read.causes, read.overview.now, self.errors, alias=alias)
@@ -111,22 +97,10 @@ class OverviewPage(Page):
         found = [] if status.cause is None else [status.cause]
         return Summary([], status, causes.shown(self.dashboard, found, 0, self.errors, alias=self.using))
 
-    def _overview_of(self, topics: Iterable[str]) -> QueueOverview:
-        """Return the overview of the groups on some topics, without figures of the whole queue."""
-        found = [
-            with_samples(get_overview(topic=topic, using=self.using, bounds=self.bounds)) for topic in sorted(topics)
-        ]
-        groups = tuple(group for one in found for group in one.groups)
-        return replace(found[0], groups=groups, dead_letters=total(one.dead_letters for one in found))
-
     def _buckets(self, session: Session, grain: int, since: int) -> list[Bucket]:
         return [
             one for one in rollups.sums(session, grain, since, by=rollups.OF_TOPICS) if self.may_view(one.ref.topic)
         ]
-
-    def _may_view_problem(self, problem: Problem) -> bool:
-        topic = problem.topic if problem.ref is None else problem.ref.topic
-        return self.topics_to_view() is None if not topic else self.may_view(topic)
 
     def _cards(self, found: QueueOverview) -> list[Card]:
         to = self.dashboard.url
@@ -249,7 +223,7 @@ class DatabasesPage(OverviewPage):
         pages = {alias: OverviewPage(self.dashboard.on(alias), self.request) for alias in self.dashboard.databases}
         for alias, page in pages.items():
             page.using = alias
-        read = read_each([alias for alias in pages if alias not in unread], lambda alias: pages[alias].read())
+        read = read_each([alias for alias in pages if alias not in unread], lambda alias: pages[alias].read_state())
         found: dict[str, Summary] = {}
         for alias, page in pages.items():
             one = unread[alias] if alias in unread else read[alias]

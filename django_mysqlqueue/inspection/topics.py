@@ -1,0 +1,165 @@
+"""Topics of the log: how much they hold, and what keeps GC from deleting it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from django.template.defaultfilters import filesizeformat
+from django.utils.translation import gettext as _
+
+from django_mysqlqueue.db.tables import LOG
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.inspection.dead_letters import count_topic
+from django_mysqlqueue.inspection.queue_problems import oldest_message
+from django_mysqlqueue.inspection.trends import GroupRow
+from django_mysqlqueue.names.rules import relayed_from
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.service import log_places, partitions, retention
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.humanize import messages_per_second
+
+SAMPLED = 100
+"""Maximum number of messages of a topic whose sizes are read, and of partitions that they are from."""
+ROW = 250
+"""About how many bytes a message takes beside its payload: its other columns, and its entries in indexes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSummary:
+    """A topic of the log. Times are in epoch milliseconds."""
+
+    topic: str
+    groups: tuple[GroupRef, ...]
+    """The groups that read it."""
+    retention: float | None
+    """The seconds for which settled messages are kept; None: forever."""
+    entered: float | None = None
+    """Messages per second that enter the log; None if nobody has counted them."""
+    settled: float = 0.0
+    """Messages per second that its groups settle, of all groups together."""
+    messages: Count | None = None
+    """Messages in the log; None if they were not counted in time."""
+    is_estimate: bool = False
+    """Whether the number is one of the server's statistics."""
+    bytes: int | None = None
+    """About how many bytes of disk they take, by the sizes of up to ``SAMPLED`` of them."""
+    oldest_at: int | None = None
+    """When the oldest message entered the log, if this is known."""
+    held_by: GroupRef | None = None
+    """The group that has kept GC from deleting messages for longest."""
+    held_since: int | None = None
+    """Since when it does. Without a group, it is the archive, which does not have the messages yet."""
+
+    @property
+    def number(self) -> str:
+        """The number of messages."""
+        if self.messages is None:
+            return ""
+        return _("≈ %(number)s") % {"number": self.messages} if self.is_estimate else str(self.messages)
+
+    @property
+    def entered_text(self) -> str:
+        """How many messages come in per second."""
+        return "-" if self.entered is None else messages_per_second(self.entered)
+
+    @property
+    def settled_text(self) -> str:
+        """How many messages are settled per second."""
+        return messages_per_second(self.settled)
+
+    @property
+    def size(self) -> str:
+        """The size of the messages on disk."""
+        if self.bytes is None:
+            return ""
+        exact = self.is_estimate or (self.messages is not None and self.messages.exact)
+        text = _("≈ %(size)s") if exact else _("≈ %(size)s or more")
+        return text % {"size": filesizeformat(self.bytes)}
+
+
+def summarize_topics(
+    session: Session, topics: Iterable[str], rows: Sequence[GroupRow], now: int, *, bounds: Bounds = PAGES
+) -> list[TopicSummary]:
+    """Return summaries of topics by name.
+
+    ``rows``: the groups that read them, with their rates.
+
+    What needs the log is read until ``bounds.seconds`` have passed.
+    """
+    until = time.monotonic() + bounds.seconds
+    of_topic: dict[str, list[GroupRow]] = {topic: [] for topic in sorted(topics)}
+    for row in rows:
+        of_topic.setdefault(row.group.ref.topic, []).append(row)
+    archived = retention.archived_offset(session) if get_settings().archive_required else None
+    return [
+        _summary(session, topic, found, now, archived, bounds if time.monotonic() < until else None)
+        for topic, found in of_topic.items()
+    ]
+
+
+def _summary(
+    session: Session, topic: str, rows: Sequence[GroupRow], now: int, archived: int | None, bounds: Bounds | None
+) -> TopicSummary:
+    kept = get_settings().retention_of(relayed_from(topic), has_groups=bool(rows))
+    entered = [row.rates.entered for row in rows if row.rates.entered is not None]
+    settled = sum(row.rates.settled for row in rows)
+    known = TopicSummary(topic, tuple(row.group.ref for row in rows), kept, max(entered, default=None), settled)
+    if bounds is None:
+        return known
+    messages = count_topic(session, topic, bounds.count)
+    estimate = None if messages.exact else _estimate(session, topic)
+    if estimate is not None:
+        messages = Count(max(estimate, messages.value))
+    ends, whole = partitions.last_offsets(session, topic, limit=bounds.groupless_partitions)
+    first = oldest_message(session, topic, list(ends)) if whole else None
+    held_by, held_since = _holder(rows, first, archived, None if kept is None else now - int(kept * 1000))
+    return replace(
+        known,
+        messages=messages,
+        is_estimate=estimate is not None,
+        bytes=round(_bytes(session, topic, list(ends)[:SAMPLED]) * messages.value),
+        oldest_at=None if first is None else first[1],
+        held_by=held_by,
+        held_since=None if held_since is None or kept is None else held_since + int(kept * 1000),
+    )
+
+
+def _estimate(session: Session, topic: str) -> int | None:
+    """Return the number of a topic's messages by the server's statistics; None if it has none."""
+    # MySQL estimates nothing if it is told which index to use.
+    plan = session.dialect.explained(f"SELECT topic FROM {LOG} WHERE topic = %s")
+    if plan is None:
+        return None
+    (row,) = session.named(plan, (topic,))
+    return int(row.rows or 0)
+
+
+def _bytes(session: Session, topic: str, keys: Sequence[str]) -> float:
+    """Return about how many bytes a message of some partitions takes."""
+    offsets = log_places.in_partitions(session, topic, keys, 0, SAMPLED // max(1, len(keys)), newer=True)
+    sizes = [place.size for place in log_places.at(session, offsets)]
+    return ROW + sum(sizes) / max(1, len(sizes))
+
+
+def _holder(
+    rows: Sequence[GroupRow], first: tuple[int, int] | None, archived: int | None, youngest: int | None
+) -> tuple[GroupRef | None, int | None]:
+    """Return the group that keeps GC from deleting messages, and the time of its oldest one; (None, None): no group.
+
+    Without a group, a time means that the archive does not have the messages yet.
+
+    ``youngest``: the time up to which messages may be deleted; None: they never are.
+    """
+    if youngest is None:
+        return None, None
+    late = [(row.group.oldest_at, row.group.ref) for row in rows if row.group.oldest_at is not None]
+    at, ref = min(late, default=(youngest + 1, None))
+    if at <= youngest:
+        return ref, at
+    if archived is not None and first is not None and first[0] > archived and first[1] <= youngest:
+        return None, first[1]
+    return None, None

@@ -1,0 +1,137 @@
+"""What is told of topics: their messages, size, age and rates, and what keeps GC from deleting messages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from django.db import connection
+from django.db.models import Avg, F, Sum
+from django.test.utils import CaptureQueriesContext
+
+from django_mysqlqueue.inspection import PAGES, get_overview
+from django_mysqlqueue.inspection.topics import ROW, summarize_topics
+from django_mysqlqueue.inspection.trends import read_rows
+from django_mysqlqueue.models import ArchiveSegment, ConsumerGroup, QueueMessage, Rollup
+from tests.support.harness import USING, Sub, handler
+from tests.support.internals import GroupRef, Session
+from tests.support.scenarios import log
+
+pytestmark = pytest.mark.usefixtures("db")
+
+G = GroupRef("g", "t")
+MINUTE = 60_000
+
+
+def summaries(*topics, bounds=PAGES):
+    overview = get_overview(using=USING)
+    names = topics or overview.topics or ()
+    found = summarize_topics(Session(USING), names, read_rows(overview, ()), overview.now, bounds=bounds)
+    return {one.topic: one for one in found}
+
+
+def aged(milliseconds):
+    """Let all that is stored be older."""
+    QueueMessage.objects.update(published_at=F("published_at") - milliseconds)
+    ConsumerGroup.objects.update(registered_at=F("registered_at") - milliseconds)
+
+
+def test_messages_size_and_age_are_those_of_the_log(settings):
+    settings.MYSQLQUEUE = {"RETENTION": 600}
+    sub = Sub(handler("t", "g"), handler("t", "h"))
+    log(7)
+    log(3, topic="u")
+    sub.settle()
+    found = summaries()
+    assert set(found) == {"t", "u"}
+    for topic, one in found.items():
+        rows = QueueMessage.objects.filter(topic=topic)
+        assert (one.messages.value, one.messages.exact, one.number) == (rows.count(), True, f"{rows.count()}")
+        assert one.bytes == pytest.approx(rows.aggregate(sum=Sum("size") + ROW * rows.count())["sum"], abs=1)
+        assert one.oldest_at == rows.order_by("offset").values_list("published_at", flat=True)[0]
+    assert found["t"].retention == 600
+    assert found["u"].retention == 604_800, "that of topics without a group"
+    assert found["t"].groups == (G, GroupRef("h", "t"))
+    assert found["u"].groups == ()
+    assert found["t"].size.startswith("≈ ")
+
+
+def test_rates_are_those_of_its_groups():
+    sub = Sub(handler("t", "g"), handler("t", "h"))
+    log(60)
+    sub.settle()
+    sub.poller.write_rollups()
+    now = get_overview(using=USING).now
+    minute = now // MINUTE * MINUTE
+    aged(10 * MINUTE)
+    Rollup.objects.filter(grain=60).update(bucket_at=minute - MINUTE, entered=60, entered_minutes=1)
+    (one,) = summaries("t").values()
+    assert one.entered == 1.0, "what enters the topic does so once, however many groups read it"
+    assert 0.3 < one.settled < 0.5, "60 messages of each of two groups, in five minutes and a part of one"
+
+
+def test_a_count_that_stops_is_replaced_by_the_servers_statistics():
+    log(400)
+    bounds = dataclasses.replace(PAGES, count=10)
+    (one,) = summaries("t", bounds=bounds).values()
+    mean = QueueMessage.objects.aggregate(mean=Avg("size"))["mean"]
+    assert one.bytes == pytest.approx((mean + ROW) * one.messages.value, rel=0.05)
+    assert one.is_estimate is (connection.vendor == "mysql")
+    if one.is_estimate:
+        assert 100 < one.messages.value < 1600
+        assert one.number.startswith("≈ ")
+    else:
+        assert one.number == "10+"
+        assert one.size.endswith("or more")
+
+
+@pytest.mark.promise("Cost")
+def test_more_partitions_and_messages_are_no_more_statements():
+    def cost():
+        with CaptureQueriesContext(connection) as captured:
+            summarize_topics(Session(USING), ["t"], (), 0)
+        return len(captured)
+
+    log(300, keys=[f"{number:04}" for number in range(300)])
+    few = cost()
+    log(3000, keys=[f"{number:04}" for number in range(1500)])
+    assert cost() <= few + 4, "SQLite and servers whose statistics are old read some more partitions one by one"
+
+
+def test_what_is_not_read_in_time_is_left_out():
+    sub = Sub(handler("t", "g"))
+    log(2)
+    sub.settle()
+    (one,) = summaries("t", bounds=dataclasses.replace(PAGES, seconds=-1.0)).values()
+    assert (one.number, one.size, one.oldest_at, one.groups) == ("", "", None, (G,))
+
+
+def test_the_group_that_keeps_gc_from_deleting_and_since_when(settings):
+    settings.MYSQLQUEUE = {"RETENTION": 600}
+    fast, slow = Sub(handler("t", "g")), Sub(handler("t", "slow"))
+    log(2)
+    fast.settle()
+    (one,) = summaries("t").values()
+    assert (one.held_by, one.held_since) == (None, None), "GC would keep the messages anyway"
+    aged(15 * MINUTE)
+    (one,) = summaries("t").values()
+    assert one.held_by == GroupRef("slow", "t")
+    first = QueueMessage.objects.order_by("offset").values_list("published_at", flat=True)[0]
+    assert one.held_since == first + 600_000
+    slow.settle()
+    (one,) = summaries("t").values()
+    assert (one.held_by, one.held_since) == (None, None)
+    settings.MYSQLQUEUE = {"RETENTION": None}
+    assert summaries("t")["t"].retention is None
+
+
+def test_the_archive_that_keeps_gc_from_deleting(settings):
+    settings.MYSQLQUEUE = {"RETENTION": 600, "ARCHIVE_REQUIRED": True}
+    sub = Sub(handler("t", "g"))
+    offsets = log(2)
+    sub.settle()
+    aged(15 * MINUTE)
+    (one,) = summaries("t").values()
+    assert (one.held_by, one.held_since) == (None, one.oldest_at + 600_000)
+    ArchiveSegment.objects.create(lo=1, hi=offsets[-1], rows=2, checksum=0, path="", files=[])
+    assert summaries("t")["t"].held_since is None
