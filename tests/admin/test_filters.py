@@ -254,7 +254,7 @@ def test_the_options_of_a_group_show_where_the_filter_comes_from(client, no_hand
 
     def options():
         answer = client.get(f"{ROOT}group/", {"group": "g", "topic": "t"})
-        return {one.name: one for one in answer.context["options"]}
+        return {one.name: one for one in (*answer.context["changed"], *answer.context["unchanged"])}
 
     one = options()["filter"]
     assert (one.text, one.origin, one.refused) == ('{"region": ["eu"]}', "@subscriber", False)

@@ -143,8 +143,12 @@ class GroupPage(Page):
         try:
             found = group.options
         except (SubscriberError, ImportError) as error:
-            return {"options": [], "options_error": text_of(self.request, error)}
-        return {"options": found}
+            return {"options_error": text_of(self.request, error)}
+        is_changed = {one.name: one.source != "default" or one.registered_text or one.override for one in found}
+        return {
+            "changed": [one for one in found if is_changed[one.name]],
+            "unchanged": [one for one in found if not is_changed[one.name]],
+        }
 
     def _row(self, partition: Partition, group: GroupOverview) -> PartitionRow:
         head = partition.head
