@@ -49,8 +49,8 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "relay_waiting": (f"Messages that wait to be relayed (counted up to {SCRAPES.walked:,}).", RELAY),
     "relay_oldest_age_seconds": ("Age of the oldest message that waits to be relayed; 0 if there is none.", RELAY),
     "round_trip_seconds": (
-        "Time that the database takes to answer a poll of the slowest live subscriber, by quantile.",
-        (*DATABASE, "quantile"),
+        "Time that the database takes to answer a poll of the slowest live subscriber, by percentile.",
+        (*DATABASE, "percentile"),
     ),
     "bell_age_seconds": (
         "Time since a publisher last woke a live subscriber of the host; missing if none has.",
@@ -175,8 +175,8 @@ def _add_queue(families: Families, state: QueueOverview) -> None:
     for name, value in values.items():
         families[name].add_metric((state.using,), value)
     if (took := state.slowest_round_trip) is not None:
-        for quantile, seconds in (("0.5", took.p50), ("0.95", took.p95)):
-            families["round_trip_seconds"].add_metric((state.using, quantile), seconds)
+        for percentile, seconds in (("50", took.p50), ("95", took.p95)):
+            families["round_trip_seconds"].add_metric((state.using, percentile), seconds)
     for bell in state.bells:
         if bell.rung_at is not None:
             families["bell_age_seconds"].add_metric((state.using, bell.host), _age(bell.rung_at, state.now))

@@ -178,9 +178,9 @@ def test_a_slow_database_is_shown_and_is_a_problem(db, monkeypatch):
     (cause,) = find_causes(overview, find_problems(overview, thresholds=HealthSettings(max_round_trip=0.02)))
     assert status_of(overview, [cause]).state == "degraded"
     samples = {
-        sample.labels["quantile"]: sample.value
+        sample.labels["percentile"]: sample.value
         for family in QueueCollector(USING).collect()
         if family.name == "mysqlqueue_round_trip_seconds"
         for sample in family.samples
     }
-    assert samples == {"0.5": overview.slowest_round_trip.p50, "0.95": overview.slowest_round_trip.p95}
+    assert samples == {"50": overview.slowest_round_trip.p50, "95": overview.slowest_round_trip.p95}
