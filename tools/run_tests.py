@@ -8,7 +8,7 @@ All tests run on SQLite. Tests marked ``any_engine`` run only there, because the
 of the admin, settings, the supervisor's processes, documents), with both Django versions; those marked ``any_version``
 (functions without a database, documents) with one. With ``--coverage``, coverage is measured with Python 3.11: in the
 steps on SQLite and, of what depends on the engine, on MariaDB, without the tests in ``REPEATED``, which run the same
-lines a thousand times, and without those in ``OF_TOOLS``, which test programs in ``tools/``.
+lines a thousand times, and without those in ``OF_TOOLS``, which test no code of the package.
 """
 
 from __future__ import annotations
@@ -81,8 +81,11 @@ CORE = (
     # A client that is lost at each statement of each procedure: on the newer version, and there by make test-slow.
     f"--deselect={LOST_CLIENTS}",
 )
-# Checks of the soak test. Coverage of the package would take twice their time.
-OF_TOOLS = tuple(sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_soak_*.py")))
+# Checks of the soak test, and of the alert rules by promtool. Coverage of the package would take twice their time.
+OF_TOOLS = (
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_soak_*.py")),
+    "tests/metrics/test_rules.py",
+)
 WITH_PROCESSES = tuple(
     sorted(
         str(path.relative_to(ROOT))
@@ -142,7 +145,7 @@ class Step:
     """One of ``servers.BUILDS``, or sqlite; empty for no database."""
     env: dict[str, str] = field(default_factory=dict)
     needs: str = ""
-    """A further requirement: ``browser``, ``java`` or ``node``."""
+    """A further requirement: one of ``servers.PROGRAMS``."""
     alone: bool = False
     """Whether it needs its own server: it reads all transactions of the server, or waits for purge."""
     waits: bool = False
@@ -209,7 +212,7 @@ def steps(*, measured: bool) -> list[Step]:
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
         Step("core, MariaDB 10.11", OLD, (*of_the_engine, *CONFORMANCE, *CORE), "mariadb-10.11"),
         Step("packaging and tutorial", OLD, packaging),
-        Step("tools, SQLite", OLD, (*any_engine, *OF_TOOLS), "sqlite"),
+        Step("tools, SQLite", OLD, (*any_engine, *OF_TOOLS), "sqlite", needs="promtool"),
         Step("pages, SQLite", OLD, (*coverage, *of_the_engine, "tests/admin"), "sqlite"),
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
         Step("conformance, MariaDB at REPEATABLE READ", NEW, (*everything, *CONFORMANCE), "mariadb", repeatable),
@@ -381,7 +384,7 @@ class Requirements:
         self._urls = {engine: self._pool.submit(self._url, engine) for engine in sorted(shared)}
         self._needs = {
             name: self._pool.submit(self._lack, name, install)
-            for name, install in (("java", servers.java), ("browser", servers.browser), ("node", servers.node))
+            for name, install in servers.PROGRAMS.items()
             if any(step.needs == name for step in chosen)
         }
         self._pool.submit(self._announce, time.monotonic())

@@ -6,6 +6,7 @@ on a Unix socket, and is stopped by the process that started it. Other servers a
 
     tools/servers.py install mariadb mysql           # download the servers
     tools/servers.py install browser                 # install Chromium for the tests of the dashboard
+    tools/servers.py install promtool                # download promtool for the tests of the alert rules
     tools/servers.py run mariadb -- COMMAND          # run COMMAND with DATABASE_URL set
     tools/servers.py run mariadb-10.11 -- COMMAND    # with the oldest supported version of MariaDB
 """
@@ -26,7 +27,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,11 +61,13 @@ class NotAvailable(Exception):
 
 @dataclass(frozen=True)
 class Build:
-    """A server of a Debian suite. It is unpacked into the cache folder, so that each version runs on each Debian."""
+    """A program of a Debian suite. It is unpacked into the cache folder, so that each version runs on each Debian."""
 
     suite: str
     package: str
     binary: str
+    is_alone: bool = False
+    """Whether it runs with the libraries of any system, so that no other package is downloaded."""
 
 
 BUILDS = {
@@ -72,6 +75,7 @@ BUILDS = {
     "mariadb-10.11": Build("bookworm", "mariadb-server-core", "mariadbd"),  # the oldest supported version
     "mysql": Build("sid", "mysql-server-core", "mysqld"),
 }
+PROMTOOL = Build("bookworm", "prometheus", "promtool", is_alone=True)  # 2.42
 
 
 @dataclass
@@ -263,22 +267,41 @@ def faketime() -> Path:
     raise NotAvailable("libfaketime was not found: install Debian's package libfaketime")
 
 
-def server_folder(engine: str) -> Path:
-    """Return the folder with an unpacked server. It is downloaded at first.
+def promtool() -> Path:
+    """Return the path of Prometheus's promtool: that on PATH, or Debian's, which is downloaded at first.
 
-    apt downloads the server and its libraries into the cache folder. Nothing is installed into the system.
+    Raises:
+        NotAvailable: It is missing.
     """
-    folder = cache_folder() / engine
-    with open(cache_folder() / f"{engine}.lock", "w") as lock:
+    found = shutil.which("promtool")
+    return Path(found) if found else _unpacked("promtool", PROMTOOL) / "root/usr/bin" / PROMTOOL.binary
+
+
+PROGRAMS: dict[str, Callable[[], object]] = {"browser": browser, "java": java, "node": node, "promtool": promtool}
+"""By name, what returns the program, and installs it if it is missing."""
+
+
+def server_folder(engine: str) -> Path:
+    """Return the folder with an unpacked server. It is downloaded at first."""
+    return _unpacked(engine, BUILDS[engine])
+
+
+def _unpacked(name: str, build: Build) -> Path:
+    """Return the folder with an unpacked program.
+
+    apt downloads the program and its libraries into the cache folder. Nothing is installed into the system.
+    """
+    folder = cache_folder() / name
+    with open(cache_folder() / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
-            _fetch(folder, BUILDS[engine])
+            _fetch(folder, build)
     return folder
 
 
 def _fetch(folder: Path, build: Build) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        raise NotAvailable("servers are downloaded from Debian with apt-get and dpkg, which this system lacks")
+        raise NotAvailable(f"{build.binary} is downloaded from Debian with apt-get and dpkg, which this system lacks")
     shutil.rmtree(folder, ignore_errors=True)
     work = folder / "apt"
     for name in ("state/lists/partial", "cache/archives/partial", "etc/sources"):
@@ -295,12 +318,15 @@ def _fetch(folder: Path, build: Build) -> None:
         "-o", "Debug::NoLocking=1",
         "-o", "APT::Get::Assume-Yes=true",
     ]  # fmt: skip
-    for command in (
-        ["update", "-qq"],
-        ["install", "-qq", "--download-only", "--no-install-recommends", build.package],
-    ):
+    download = ["download"] if build.is_alone else ["install", "--download-only", "--no-install-recommends"]
+    for command in (["update", "-qq"], [*download, "-qq", build.package]):
         done = subprocess.run(
-            ["apt-get", *options, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            ["apt-get", *options, *command],
+            cwd=work / "cache/archives",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             shutil.rmtree(folder, ignore_errors=True)
@@ -492,7 +518,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     installing = commands.add_parser("install", help="install missing packages")
     installing.add_argument(
-        "engines", nargs="+", choices=(*BUILDS, "driver", "browser", "java", "node"), help="what the packages are for"
+        "engines", nargs="+", choices=(*BUILDS, "driver", *PROGRAMS), help="what the packages are for"
     )
     serving = commands.add_parser("run", help="run a command with a private server")
     serving.add_argument("engine", choices=BUILDS, help="the server")
@@ -503,12 +529,8 @@ def main() -> int:
             for name in options.engines:
                 if name == "driver":
                     apt_install(DRIVER_PACKAGES)
-                elif name == "browser":
-                    browser()
-                elif name == "java":
-                    java()
-                elif name == "node":
-                    node()
+                elif name in PROGRAMS:
+                    PROGRAMS[name]()
                 else:
                     install(name)
             return 0

@@ -29,7 +29,7 @@ def _options(name: str) -> set[str]:
 
 def test_commands_and_their_options_exist():
     seen = set()
-    for page in PAGES:
+    for page in (*PAGES, *DOCS.glob("monitoring/*.yml")):
         text = page.read_text()
         # A command in a list of arguments (YAML, a Dockerfile) or in words.
         for found in re.finditer(r"manage\.py(?:\"?, ?\"|\s+)([a-z]\w+)([^`\n]*)", text):

@@ -33,6 +33,11 @@ def free_ports(count):
             return first
 
 
-def scrape(port):
+def read(port):
+    """What a process serves at a port."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
-        return Samples(parsed(response.read().decode()))
+        return response.read().decode()
+
+
+def scrape(port):
+    return Samples(parsed(read(port)))

@@ -47,7 +47,7 @@ INSTEAD = {
 }
 """A phrase → what to write instead."""
 PHRASES = {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in INSTEAD.items()}
-DOCUMENTS = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+DOCUMENTS = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.yml"), *ROOT.glob("*.md")]
 TEMPLATES = [*(ROOT / "django_mysqlqueue").rglob("*.html"), *(ROOT / "example_project").rglob("*.html")]
 SOURCES = [
     path
