@@ -10,6 +10,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import QueueError, SubscriberError
+from django_mysqlqueue.inspection import GroupOverview
+from django_mysqlqueue.inspection.partitions import ListedGroup
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic
@@ -122,6 +124,11 @@ def may_view(request: HttpRequest, topic: str | None) -> bool:
 def may_operate(request: HttpRequest, topic: str | None) -> bool:
     """Return True if the user may run operations on a topic; None: on all topics, and on the queue as a whole."""
     return has_permission(request.user, OPERATE, topic)
+
+
+def may_release(request: HttpRequest, group: GroupOverview | ListedGroup) -> bool:
+    """Return True if the user may release leases of a group. Subscribers of a shared group hold none."""
+    return group.mode == "ordered" and may_operate(request, group.ref.topic)
 
 
 def may_publish(request: HttpRequest, topic: str | None) -> bool:

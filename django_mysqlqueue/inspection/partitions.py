@@ -11,7 +11,7 @@ from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.tables import LEASES, LOG, OFFSETS, STATE
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.service import job_results
+from django_mysqlqueue.service import job_results, messages
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import waiting_since
@@ -42,6 +42,16 @@ class HeadMessage:
     """When it comes due, in epoch milliseconds; 0 if it is already due."""
     last_error: str
     """The last traceback, or empty."""
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the error, or empty."""
+        return messages.last_line(self.last_error)
+
+    @property
+    def next_at(self) -> int:
+        """When the next attempt is due, in epoch milliseconds; 0 if it is now, or in flight."""
+        return 0 if self.delivered_by else self.invisible_until
 
 
 def heads(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[HeadMessage]:

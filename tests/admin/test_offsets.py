@@ -65,8 +65,8 @@ def test_what_it_shows_of_a_partition(client):
     assert a[1:6] == ["a", str(one.watermark), str(one.position), str(one.end), "2"]
     assert a[6] == str(one.head.offset)
     assert a[7]
-    assert a[8] == sub.name
-    assert re.match(r"\d{4}-", a[9])
+    assert re.fullmatch(rf"{sub.name}\d{{4}}-.*", a[8])
+    assert re.match("1 next in ", a[9])
     assert b[5:8] == ["0", "-", "-"]
     whole = table(client.get(PAGE).content.decode())
     assert whole[0][:7] == a[:7], "there is one group: it is chosen"
@@ -78,13 +78,13 @@ def test_without_a_choice_it_lists_all_groups_and_leads_to_each(client):
         log({"a": 1, "b": 2}, topic)
     answer = client.get(PAGE)
     text = answer.content.decode()
-    assert [row[:3] for row in table(text)] == [
-        [*ref, key] for ref in (("g", "t"), ("g", "u"), ("h", "t")) for key in "ab"
+    assert [row[:2] for row in table(text)] == [
+        ["".join(ref), key] for ref in (("g", "t"), ("g", "u"), ("h", "t")) for key in "ab"
     ]
     assert "mq-heat" not in text
     assert "Choose a group and a topic" in text
     assert "mq-all" not in text
-    link = unescape(re.search(r'<a href="([^"]*offsets[^"]*)"><bdi>g</bdi></a></td><td[^>]*><bdi>u', text).group(1))
+    link = unescape(re.search(r'<a href="([^"]*offsets[^"]*)"><bdi>g</bdi></a><br><bdi>u', text).group(1))
     shown = client.get(link)
     assert shown.context["one"].ref == ("g", "u")
     assert '<svg class="mq-heat"' in shown.content.decode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -12,10 +12,9 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.causes import Banner, ShownCause
 from django_mysqlqueue.admin.context import BadQuery, NotFound
-from django_mysqlqueue.admin.formatting import last_line
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.permissions import may_view_operations, text_of
+from django_mysqlqueue.admin.permissions import may_release, may_view_operations, text_of
 from django_mysqlqueue.exceptions import SubscriberError
 from django_mysqlqueue.inspection import (
     GroupOverview,
@@ -37,24 +36,11 @@ from django_mysqlqueue.inspection.trends import (
     with_samples,
 )
 from django_mysqlqueue.service import rollups
-from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import duration
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRow:
-    """A partition in the table."""
-
-    partition: Partition
-    lag: Count
-    """Messages that the group has not settled."""
-    next_at: int
-    """When the next attempt at its first unsettled message is due; 0: it is in flight, or there is none."""
-    error: str
 
 
 class GroupPage(Page):
@@ -101,7 +87,9 @@ class GroupPage(Page):
             "handlers": _handlers(session, group, now, self.bounds),
             "sees_operations": may_view_operations(self.request),
             "live": {row.name for row in group.live},
-            "rows": [self._row(partition, group) for partition in found],
+            "rows": [_counted(partition, group) for partition in found],
+            "nothing": _("No unsettled messages."),
+            "may_release": may_release(self.request, group),
             **self._options(group),
         }
 
@@ -150,15 +138,10 @@ class GroupPage(Page):
             "unchanged": [one for one in found if not is_changed[one.name]],
         }
 
-    def _row(self, partition: Partition, group: GroupOverview) -> PartitionRow:
-        head = partition.head
-        next_at, error = 0, ""
-        if head is not None:
-            error = self.errors.whole(last_line(head.last_error), group.ref.topic)
-            next_at = 0 if head.delivered_by else head.invisible_until
-        # The partition's own count stops after messages for other groups, too. That for the group's backlog does not.
-        lag = partition.lag if partition.lag.exact else group.backlog_of(partition.key)
-        return PartitionRow(partition, lag, next_at, error)
+
+def _counted(partition: Partition, group: GroupOverview) -> Partition:
+    """Return a partition with the group's own count: that of the partition stops after messages for others, too."""
+    return partition if partition.lag.exact else replace(partition, lag=group.backlog_of(partition.key))
 
 
 def _banner(state: QueueState) -> Banner:

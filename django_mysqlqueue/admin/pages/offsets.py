@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.formatting import messages
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
-from django_mysqlqueue.admin.permissions import may_operate
+from django_mysqlqueue.admin.permissions import may_release
 from django_mysqlqueue.inspection import PartitionBacklogs, partitions
 from django_mysqlqueue.inspection.partitions import ListedGroup, PartitionPosition
 from django_mysqlqueue.inspection.subscribers import read_subscribers
@@ -101,8 +101,8 @@ class OffsetsPage(Page):
             "live": {row.name for rows in subscribers.values() for row in rows if row.live},
             "now": session.now(),
             "one": one,
-            # Subscribers of a shared group hold no leases.
-            "may_release": one is not None and one.mode == "ordered" and may_operate(self.request, self.about),
+            "may_release": one is not None and may_release(self.request, one),
+            "nothing": self._nothing(of_group=by_backlog and one is not None),
             "groups": sorted({one.ref.group for one in listed}),
             "topics": names,
             "topic_rows": [] if wanted or by_backlog or self.text("after") else self._topics(topic),
@@ -112,6 +112,11 @@ class OffsetsPage(Page):
             "next_place": None if after is None else json.dumps(after),
             "is_first": by_backlog or not self.text("after"),
         }
+
+    def _nothing(self, *, of_group: bool) -> str:
+        if of_group:
+            return _("No partition with a backlog was found.")
+        return _("No partitions match.") if self.is_filtered else _("There are no partitions.")
 
     def _topics(self, topic: str | None) -> list[TopicSummary]:
         """Return the topics that the user may view, or one of them."""
