@@ -14,7 +14,7 @@ from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
-from django_mysqlqueue.service import messages, payloads
+from django_mysqlqueue.service import messages, partitions, payloads
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -123,7 +123,7 @@ def list_dead_letters(
     error: str | None = None,
     since: int | None = None,
     until: int | None = None,
-    task: str | None = None,
+    key: str | None = None,
     before: int | None = None,
     limit: int = 50,
     using: str | None = None,
@@ -131,7 +131,8 @@ def list_dead_letters(
 ) -> DeadLetterListing:
     """List the dead letters of a topic, newest first, without their payloads.
 
-    At most ``bounds.dead_letters`` dead letters of the topic are read, in the order of their partition keys.
+    At most ``bounds.dead_letters`` dead letters of the topic, or of the key, are read, in the order of their partition
+    keys.
 
     Args:
         topic: the topic that the messages were published to, or its DLQ topic.
@@ -139,7 +140,8 @@ def list_dead_letters(
         error: only dead letters whose error contains this text, among the newest ``bounds.errors``.
         since: only dead letters that failed at or after this time, in epoch milliseconds.
         until: only dead letters that failed at or before this time, in epoch milliseconds.
-        task: only dead letters of jobs of the task with this dotted path.
+        key: only dead letters of messages that were published with this key: of jobs, the dotted path of their task.
+            Those that were hashed while ``PARTITIONS`` had another value are not found.
         before: only offsets (in the DLQ topic) below this one.
         limit: maximum number of dead letters.
         using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
@@ -151,7 +153,7 @@ def list_dead_letters(
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
-    wanted = DeadLetterFilter(dlq_topic(topic), group=group, error=error, since=since, until=until, task=task)
+    wanted = DeadLetterFilter(dlq_topic(topic), group=group, error=error, since=since, until=until, key=key)
     found = look(session, wanted, bounds=bounds)
     offsets = [offset for offset in found.offsets if before is None or offset < before]
     return DeadLetterListing(tuple(at(session, offsets[:limit])), found.count)
@@ -168,22 +170,21 @@ def dlq_topics(
 
 def count_topic(session: Session, topic: str, most: int) -> Count:
     """Return the number of a topic's messages in the log."""
+    return _count(session, "topic = %s", (topic,), most)
+
+
+def _count(session: Session, where: str, parameters: Sequence[str], most: int) -> Count:
     hint = session.dialect.force_index("queue_messages_partition")
     (number,) = session.one(
-        f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT %s) w", (topic, most + 1)
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM {LOG}{hint} WHERE {where} LIMIT %s) w", (*parameters, most + 1)
     )
     return Count.up_to(most, number)
 
 
-def look(
-    session: Session, wanted: DeadLetterFilter, *, newest: int | None = None, bounds: Bounds = PAGES
-) -> DeadLetterMatches:
-    """Return the dead letters that match a filter, among the first ``bounds.dead_letters`` of the topic.
-
-    ``newest``: only offsets up to this one, without dead letters that were added since.
-    """
+def look(session: Session, wanted: DeadLetterFilter, *, bounds: Bounds = PAGES) -> DeadLetterMatches:
+    """Return the dead letters that match a filter, among the first ``bounds.dead_letters`` of the topic or the key."""
     found, whole = _matching(session, wanted._replace(error=None), bounds)
-    found = sorted((row for row in found if newest is None or row[0] <= newest), reverse=True)
+    found.sort(reverse=True)
     all_errors = True
     if wanted.error is not None:
         all_errors = len(found) <= bounds.errors
@@ -204,13 +205,24 @@ def _matching(session: Session, wanted: DeadLetterFilter, bounds: Bounds) -> tup
         named = (wanted.topic, *parameters)
         return at_offsets(session, columns, wanted.offsets, f"m.topic = %s AND {condition}", after=named), True
     hint = session.dialect.force_index("queue_messages_partition")
-    found = session.rows(
-        f"SELECT {columns} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE topic = %s "
-        f"ORDER BY partition_key, `offset` LIMIT %s) w {session.dialect.join_to(LOG, 'm')} "
-        f"ON m.`offset` = w.place WHERE {condition}",
-        (wanted.topic, bounds.dead_letters, *parameters),
-    )
-    return found, count_topic(session, wanted.topic, bounds.dead_letters).exact
+    joins = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = w.place"
+    ranges: list[tuple[str, tuple[str, ...]]] = [("topic = %s", (wanted.topic,))]
+    if wanted.key is not None:
+        keys = partitions.among(session, wanted.topic, partitions.of_key(wanted.topic, wanted.key))
+        ranges = [("topic = %s AND partition_key = %s", (wanted.topic, key)) for key in keys]
+    found: list[tuple[Any, ...]] = []
+    left = bounds.dead_letters
+    for where, place in ranges:
+        found += session.rows(
+            f"SELECT {columns} FROM (SELECT `offset` AS place FROM {LOG}{hint} WHERE {where} "
+            f"ORDER BY partition_key, `offset` LIMIT %s) w {joins} WHERE {condition}",
+            (*place, left, *parameters),
+        )
+        read = _count(session, where, place, left)
+        if not read.exact:
+            return found, False
+        left -= read.value
+    return found, True
 
 
 def is_cut(end: str) -> bool:

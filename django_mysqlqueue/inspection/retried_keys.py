@@ -15,9 +15,7 @@ from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.db.tables import EVENTS, STATE
 from django_mysqlqueue.inspection.dead_letters import LINE
 from django_mysqlqueue.models import DeliveryEvent
-from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of
-from django_mysqlqueue.service import messages
-from django_mysqlqueue.service.log import at_offsets
+from django_mysqlqueue.service.log import publisher_keys
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session
@@ -113,7 +111,7 @@ def _by_key(session: Session, failing: Sequence[_Failing], least: int) -> dict[s
     """Return the messages of keys that may have failed often enough, those with most failures first."""
     if len(failing) < LEAST or sum(one.attempts for one in failing) < least:
         return {}
-    keys = _publisher_keys(session, {one.offset: one.partition for one in failing})
+    keys = publisher_keys(session, {one.offset: one.partition for one in failing})
     found: defaultdict[str, list[_Failing]] = defaultdict(list)
     for one in failing:
         key = keys[one.offset]
@@ -197,7 +195,7 @@ def _succeeded_at(session: Session, ref: GroupRef, partitions: Iterable[str]) ->
     down_to = {key: min(offsets) for key, offsets in read.items() if len(offsets) >= ROWS}
     # The rows of other partitions are read as a whole.
     failed = {offset: key for offset, key in failed.items() if key in down_to}
-    keys = _publisher_keys(session, {offset: key for offset, (key, _) in places.items()} | failed)
+    keys = publisher_keys(session, {offset: key for offset, (key, _) in places.items()} | failed)
     found: dict[str, int] = {}
     for offset, (_, at) in places.items():
         key = keys[offset]
@@ -233,10 +231,3 @@ def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dic
     )
     there = {offset for (offset,) in rows}
     return {offset: place for offset, place in failed.items() if offset not in there} | found
-
-
-def _publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int, str | None]:
-    """Return the publisher's keys of messages, by offset: those of hashed keys are in a column."""
-    hashed = [offset for offset, key in partitions.items() if lane_of(key).partition.startswith(PARTITION_PREFIX)]
-    stored = dict(at_offsets(session, "m.`offset`, m.publisher_key", hashed))
-    return {offset: messages.publisher_key(key, stored.get(offset)) for offset, key in partitions.items()}

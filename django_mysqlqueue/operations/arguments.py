@@ -11,7 +11,8 @@ from django.utils.timezone import is_naive, make_aware
 
 from django_mysqlqueue.arguments import is_unicode, shown
 from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH, LATEST_DELIVERY
-from django_mysqlqueue.exceptions import OperationRefused
+from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
+from django_mysqlqueue.names.keys import check_key
 from django_mysqlqueue.names.rules import KEY_LENGTH
 
 REASON_LENGTH = 1000
@@ -41,6 +42,18 @@ def task_path(task: Any) -> str | None:
     if task == "":
         raise OperationRefused("task '': must be the dotted path of a task")
     return None if task is None else text("task", task, most=JOB_PATH_LENGTH)
+
+
+def key_of(key: Any, task: Any) -> str | None:
+    """Return a publisher's key, or the dotted path of a task, which is the key of its jobs; None without both."""
+    if key is None:
+        return task_path(task)
+    if task is not None:
+        raise OperationRefused("key, task: pass one of them, since the key of a job is its task")
+    try:
+        return check_key(key)
+    except InvalidMessage as error:
+        raise OperationRefused(str(error)) from None
 
 
 def offsets_of(values: Any, name: str = "offsets") -> list[int]:

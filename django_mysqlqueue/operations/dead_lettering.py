@@ -18,7 +18,7 @@ from django_mysqlqueue.arguments import spelled_out
 from django_mysqlqueue.db.tables import LOG, OFFSETS, STATE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.operations.arguments import offsets_of, texts
-from django_mysqlqueue.operations.declaring import How, operating
+from django_mysqlqueue.operations.declaring import How, Work, operating
 from django_mysqlqueue.operations.lookups import check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, ends_keys, result_of
 from django_mysqlqueue.options.conf import get_settings
@@ -87,40 +87,54 @@ def dead_letter(
         CommitOutcomeUnknown: the connection was lost during COMMIT. Run it again: messages that were dead-lettered are
             then refused as settled.
     """
-    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
-        ref = group_of(alias, group, topic).ref
+    with operating(how, group=group, topic=topic) as work:
+        ref = group_of(work.using, group, topic).ref
         if ids is None and offsets is None:
             raise OperationRefused("ids or offsets: pass at least one message")
         ids = [] if ids is None else texts("ids", ids)
-        by_id = unsettled_by_id(alias, ref, ids)
+        by_id = unsettled_by_id(work.using, ref, ids)
         check_known(f"The group {ref} has not claimed these messages, or has settled them: {{}}.", ids, by_id)
         wanted = [offset for found in by_id.values() for offset in found]
         wanted += [] if offsets is None else offsets_of(offsets)
-        dlq = dlq_topic(topic)
-        if not dry_run:
-            changed = dead_letter_now(alias, ref, wanted, **by, missing_ok=missing_ok)
-            said = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
-                "topic": dlq,
-                "number": f"{changed:,}",
-            }
-            return result_of(Result, DEAD_LETTER, changed, said, dry_run=False)
-        found = find(alias, ref, wanted, missing_ok=missing_ok)
-        summary = [
-            _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
-            % {"ref": ref, "topic": dlq, "number": f"{len(found):,}"},
-            *(
-                ngettext(
-                    "Message %(offset)s has failed %(failed)s time.",
-                    "Message %(offset)s has failed %(failed)s times.",
-                    one.failed,
-                )
-                % {"offset": one.offset, "failed": one.failed}
-                for one in found[:NAMED]
-            ),
-            _("Dead letters get no further attempts until they are redriven."),
-        ]
-        warnings = (ends_keys(),) if coalescing.has_key(Session(alias), [one.offset for one in found]) else ()
-        return result_of(Result, DEAD_LETTER, len(found), *summary, dry_run=True, warnings=warnings)
+        return _dead_letter(work, ref, wanted, missing_ok=missing_ok)
+
+
+@spelled_out
+def dead_letter_found(group: str, topic: str, offsets: Sequence[int], kind: str, **how: Unpack[How]) -> Result:
+    """Dead-letter messages that somebody has found by the kind of their error, if they still qualify."""
+    with operating(how, group=group, topic=topic) as work:
+        ref = group_of(work.using, group, topic).ref
+        return _dead_letter(work, ref, offsets, kind=kind, missing_ok=True)
+
+
+def _dead_letter(
+    work: Work, ref: GroupRef, wanted: Sequence[int], *, kind: str | None = None, missing_ok: bool
+) -> Result:
+    (alias, by, dry_run), dlq = work, dlq_topic(ref.topic)
+    if not dry_run:
+        changed = dead_letter_now(alias, ref, wanted, **by, kind=kind, missing_ok=missing_ok)
+        said = _("Messages dead-lettered to %(topic)s: %(number)s.") % {
+            "topic": dlq,
+            "number": f"{changed:,}",
+        }
+        return result_of(Result, DEAD_LETTER, changed, said, dry_run=False)
+    found = find(alias, ref, wanted, missing_ok=missing_ok)
+    summary = [
+        _("Messages of the group %(ref)s that will be dead-lettered to %(topic)s: %(number)s.")
+        % {"ref": ref, "topic": dlq, "number": f"{len(found):,}"},
+        *(
+            ngettext(
+                "Message %(offset)s has failed %(failed)s time.",
+                "Message %(offset)s has failed %(failed)s times.",
+                one.failed,
+            )
+            % {"offset": one.offset, "failed": one.failed}
+            for one in found[:NAMED]
+        ),
+        _("Dead letters get no further attempts until they are redriven."),
+    ]
+    warnings = (ends_keys(),) if coalescing.has_key(Session(alias), [one.offset for one in found]) else ()
+    return result_of(Result, DEAD_LETTER, len(found), *summary, dry_run=True, warnings=warnings)
 
 
 def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False) -> list[RetriedMessage]:
@@ -132,11 +146,19 @@ def find(using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: boo
 
 
 def dead_letter_now(
-    using: str, ref: GroupRef, offsets: Collection[int], *, missing_ok: bool = False, **by: Unpack[By]
+    using: str,
+    ref: GroupRef,
+    offsets: Collection[int],
+    *,
+    kind: str | None = None,
+    missing_ok: bool = False,
+    **by: Unpack[By],
 ) -> int:
     """Dead-letter messages that a group is retrying: all of them or none, unless ``missing_ok``; return how many.
 
     A message that a live subscriber holds is refused, since its handler may succeed at any moment.
+
+    ``kind``: the kind of error by which they were found, for the audit log.
     """
 
     def reject(session: Session) -> int:
@@ -152,7 +174,8 @@ def dead_letter_now(
             raise OperationRefused(f"Nothing was changed. Being settled right now: {_listed(changed)}. Try again.")
         watermarks.store(session, ref, locked, flushed.watermarks, {})
         groups.change(session, ref, revise=True)
-        audit.once(session, DEAD_LETTER, len(done), ref, detail=_listed(done), **by)
+        detail = _listed(done) if kind is None else audit.kind_text(kind)
+        audit.once(session, DEAD_LETTER, len(done), ref, detail=detail, **by)
         return len(done)
 
     with apart(using):

@@ -25,13 +25,13 @@ from django_mysqlqueue.operations.arguments import (
     REASON_LENGTH,
     check_limit,
     check_rate,
+    key_of,
     milliseconds,
     offsets_of,
-    task_path,
     text,
     texts,
 )
-from django_mysqlqueue.operations.declaring import How, operating
+from django_mysqlqueue.operations.declaring import How, Work, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS
 from django_mysqlqueue.operations.lookups import check_known, check_topic, dead_letters_by_id, known_names
 from django_mysqlqueue.operations.results import EditResult, Result, ends_keys, number_said, result_of
@@ -67,6 +67,7 @@ def redrive(
     ids: Sequence[str] | None = None,
     offsets: Sequence[int] | None = None,
     group: str | None = None,
+    key: str | None = None,
     task: str | None = None,
     error: str | None = None,
     since: datetime.datetime | None = None,
@@ -89,7 +90,9 @@ def redrive(
         ids: only the dead letters of the messages with these ids, as ``publish`` returned them.
         offsets: only the dead letters at these offsets of the DLQ topic.
         group: only dead letters of this consumer group.
-        task: only dead letters of jobs of the task with this dotted path.
+        key: only dead letters of messages that were published with this key. Those that were hashed while
+            ``PARTITIONS`` had another value are not found, unless ``ids`` or ``offsets`` name them.
+        task: only dead letters of jobs of the task with this dotted path, which is their key.
         error: only dead letters whose error contains this text.
         since: only dead letters that failed at or after this time; a naive datetime is in the project's time zone.
         until: only dead letters that failed at or before this time.
@@ -102,21 +105,48 @@ def redrive(
         OperationRefused: there is no such topic, group or dead letter; ``rate`` or ``limit`` is out of range; or the
             group of a dead letter is no longer registered. What was redriven before that stays redriven.
     """
-    with operating(how, topic=topic) as (alias, by, dry_run):
+    with operating(how, topic=topic) as work:
+        alias = work.using
         check_rate(rate)
         check_limit(limit)
-        wanted = _filter(alias, topic, group, error, since, until)._replace(task=task_path(task))
+        wanted = _filter(alias, topic, group, key_of(key, task), error, since, until)
         wanted = _named(alias, wanted, ids, offsets, missing_ok=missing_ok)
-        held: set[int] = set()
-        if dry_run:
-            number = count(alias, wanted, most=min(COUNTED, limit or COUNTED))
-            check_groups(alias, wanted, number)
-            said = _("Dead letters of %(topic)s that will be redriven, each for the group that failed it: %(number)s.")
-        else:
-            number = redrive_all(alias, wanted, **by, rate=rate, limit=limit, progress=progress, held=held)
-            said = _("Dead letters redriven: %(number)s.")
-        warnings = [_KEY_HELD % {"number": f"{len(held):,}"}] if held else []
-        return _result(REDRIVE, wanted, number, said, *warnings, dry_run=dry_run)
+        return _redrive(work, wanted, rate=rate, limit=limit, progress=progress)
+
+
+@spelled_out
+def redrive_found(
+    found: DeadLetterFilter, *, kind: str | None = None, rate: float | None = None, **how: Unpack[How]
+) -> Result:
+    """Redrive dead letters that somebody has selected, or found by a filter: those at its offsets.
+
+    ``kind``: the kind of error by which they were found, for the audit log.
+    """
+    with operating(how, topic=found.topic) as work:
+        check_rate(rate)
+        return _redrive(work, found, kind=kind, rate=rate)
+
+
+def _redrive(
+    work: Work,
+    wanted: DeadLetterFilter,
+    *,
+    kind: str | None = None,
+    rate: float | None = None,
+    limit: int | None = None,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> Result:
+    alias, by, dry_run = work
+    held: set[int] = set()
+    if dry_run:
+        number = count(alias, wanted, most=min(COUNTED, limit or COUNTED))
+        check_groups(alias, wanted, number)
+        said = _("Dead letters of %(topic)s that will be redriven, each for the group that failed it: %(number)s.")
+    else:
+        number = redrive_all(alias, wanted, **by, kind=kind, rate=rate, limit=limit, progress=progress, held=held)
+        said = _("Dead letters redriven: %(number)s.")
+    warnings = [_KEY_HELD % {"number": f"{len(held):,}"}] if held else []
+    return _result(REDRIVE, wanted, number, said, *warnings, dry_run=dry_run)
 
 
 # Not ``How``: here, the reason is required.
@@ -127,6 +157,7 @@ def discard(
     ids: Sequence[str] | None = None,
     offsets: Sequence[int] | None = None,
     group: str | None = None,
+    key: str | None = None,
     task: str | None = None,
     error: str | None = None,
     since: datetime.datetime | None = None,
@@ -146,7 +177,9 @@ def discard(
         ids: only the dead letters of the messages with these ids, as ``publish`` returned them.
         offsets: only the dead letters at these offsets of the DLQ topic.
         group: only dead letters of this consumer group.
-        task: only dead letters of jobs of the task with this dotted path.
+        key: only dead letters of messages that were published with this key. Those that were hashed while
+            ``PARTITIONS`` had another value are not found, unless ``ids`` or ``offsets`` name them.
+        task: only dead letters of jobs of the task with this dotted path, which is their key.
         error: only dead letters whose error contains this text.
         since: only dead letters that failed at or after this time; a naive datetime is in the project's time zone.
         until: only dead letters that failed at or before this time.
@@ -163,18 +196,38 @@ def discard(
             given.
     """
     how: How = {"actor": actor, "reason": reason, "using": using, "dry_run": dry_run}
-    with operating(how, topic=topic) as (alias, by, dry_run):
+    with operating(how, topic=topic) as work:
+        alias = work.using
         check_limit(limit)
-        wanted = _filter(alias, topic, group, error, since, until)._replace(task=task_path(task))
+        wanted = _filter(alias, topic, group, key_of(key, task), error, since, until)
         wanted = _named(alias, wanted, ids, offsets, missing_ok=missing_ok)
-        if not dry_run:
-            number = discard_all(alias, wanted, **by, limit=limit, progress=progress)
-            return _result(DISCARD, wanted, number, _("Dead letters deleted: %(number)s."), dry_run=False)
-        number = count(alias, wanted, most=min(COUNTED, limit or COUNTED))
-        first = next(matching_offsets(Session(alias), wanted, size=LIMITS.dead_letters), [])
-        warnings = [ends_keys()] if coalescing.has_key(Session(alias), first[:limit]) else []
-        said = _("Dead letters of %(topic)s that will be deleted: %(number)s.")
-        return _result(DISCARD, wanted, number, said, *warnings, dry_run=True)
+        return _discard(work, wanted, limit=limit, progress=progress)
+
+
+@spelled_out
+def discard_found(found: DeadLetterFilter, *, kind: str | None = None, **how: Unpack[How]) -> Result:
+    """Delete dead letters as ``redrive_found`` redrives them."""
+    with operating(how, topic=found.topic) as work:
+        return _discard(work, found, kind=kind)
+
+
+def _discard(
+    work: Work,
+    wanted: DeadLetterFilter,
+    *,
+    kind: str | None = None,
+    limit: int | None = None,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> Result:
+    alias, by, dry_run = work
+    if not dry_run:
+        number = discard_all(alias, wanted, **by, kind=kind, limit=limit, progress=progress)
+        return _result(DISCARD, wanted, number, _("Dead letters deleted: %(number)s."), dry_run=False)
+    number = count(alias, wanted, most=min(COUNTED, limit or COUNTED))
+    first = next(matching_offsets(Session(alias), wanted, size=LIMITS.dead_letters), [])
+    warnings = [ends_keys()] if coalescing.has_key(Session(alias), first[:limit]) else []
+    said = _("Dead letters of %(topic)s that will be deleted: %(number)s.")
+    return _result(DISCARD, wanted, number, said, *warnings, dry_run=True)
 
 
 @spelled_out
@@ -231,6 +284,7 @@ def _filter(
     alias: str,
     topic: str,
     group: str | None,
+    key: str | None,
     error: str | None,
     since: datetime.datetime | None,
     until: datetime.datetime | None,
@@ -244,6 +298,7 @@ def _filter(
     return DeadLetterFilter(
         dlq,
         group=group,
+        key=key,
         error=error,
         since=None if since is None else milliseconds("since", since),
         until=None if until is None else milliseconds("until", until),
@@ -311,6 +366,7 @@ def redrive_all(
     using: str,
     wanted: DeadLetterFilter,
     *,
+    kind: str | None = None,
     rate: float | None = None,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
@@ -319,7 +375,8 @@ def redrive_all(
 ) -> int:
     """Publish dead letters again, each only for the group that failed it; return how many.
 
-    ``held``: gets the offsets of those that are left because another job holds the unique key of theirs.
+    ``kind``: the kind of error by which the offsets of the filter were found, for the audit log. ``held``: gets the
+    offsets of those that are left because another job holds the unique key of theirs.
     """
     left = set() if held is None else held
 
@@ -329,18 +386,19 @@ def redrive_all(
         left.update({one.offset for one in found} - {one.offset for one in sent})
         return sent
 
-    return _take_all(using, wanted, REDRIVE, send_back, rate=rate, limit=limit, progress=progress, **by)
+    return _take_all(using, wanted, REDRIVE, send_back, kind=kind, rate=rate, limit=limit, progress=progress, **by)
 
 
 def discard_all(
     using: str,
     wanted: DeadLetterFilter,
     *,
+    kind: str | None = None,
     limit: int | None = None,
     progress: Callable[[int], object] = lambda rows: None,
     **by: Unpack[By],
 ) -> int:
-    """Delete dead letters for good, and return how many."""
+    """Delete dead letters for good, and return how many. ``kind``: as for ``redrive_all``."""
     if not (reason := by.get("reason", "")).strip():
         raise OperationRefused("reason '': must not be empty, since the messages are deleted")
 
@@ -348,7 +406,7 @@ def discard_all(
         _record(session, wanted.topic, found, DeliveryEvent.Outcome.DISCARDED, by["actor"], error=reason)
         return found
 
-    return _take_all(using, wanted, DISCARD, record, limit=limit, progress=progress, **by)
+    return _take_all(using, wanted, DISCARD, record, kind=kind, limit=limit, progress=progress, **by)
 
 
 def replace(using: str, topic: str, offset: int, payload: Any, **by: Unpack[By]) -> str:
@@ -416,6 +474,7 @@ def _take_all(
     action: audit.Action,
     take: Callable[[Session, Sequence[_DeadLetter]], Sequence[_DeadLetter]],
     *,
+    kind: str | None,
     rate: float | None = None,
     limit: int | None,
     progress: Callable[[int], object],
@@ -438,7 +497,7 @@ def _take_all(
 
     done = 0
     with apart(using):
-        on, conditions = GroupRef(wanted.group or "", wanted.topic), _condition_text(wanted)
+        on, conditions = GroupRef(wanted.group or "", wanted.topic), _condition_text(wanted, kind)
         operation = run(using, lambda session: audit.begin(session, action, on, detail=conditions, total=total, **by))
         beat = audit.beats(using, operation)
         rests = 0.0
@@ -459,15 +518,21 @@ def _take_all(
     return done
 
 
-def _condition_text(wanted: DeadLetterFilter) -> str:
-    """Return the conditions beside topic and group, for the audit log."""
-    parts = [] if wanted.task is None else [f"task {wanted.task}"]
-    parts += [] if wanted.error is None else [audit.error_text(wanted.error)]
+def _condition_text(wanted: DeadLetterFilter, kind: str | None) -> str:
+    """Return the conditions beside topic and group, for the audit log.
+
+    What a filter has found up to an offset is described by that filter. Errors come last: not everybody may view them.
+    """
+    parts = [] if wanted.key is None else [audit.key_text(wanted.topic, wanted.key)]
     for condition, at in (("failed since", wanted.since), ("failed until", wanted.until)):
         if at is not None:
             parts.append(f"{condition} {audit.time_text(at)}")
-    if wanted.offsets is not None:
-        parts.append(f"offset {wanted.offsets[0]}" if len(wanted.offsets) == 1 else "selected offsets")
+    if wanted.upto is not None:
+        parts.append(f"up to offset {wanted.upto}")
+    elif wanted.offsets is not None:
+        parts.append(audit.offsets_text(wanted.offsets))
+    parts += [] if wanted.error is None else [audit.error_text(wanted.error)]
+    parts += [] if kind is None else [audit.kind_text(kind)]
     return ", ".join(parts)
 
 

@@ -19,13 +19,14 @@ from django_mysqlqueue.arguments import checked, spelled_out
 from django_mysqlqueue.db.tables import LOG, STATE
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import ConsumerGroup
-from django_mysqlqueue.operations.arguments import REASON_LENGTH, delivery_time, offsets_of, task_path, text, texts
-from django_mysqlqueue.operations.declaring import How, operating
+from django_mysqlqueue.names.keys import lane_of
+from django_mysqlqueue.operations.arguments import REASON_LENGTH, delivery_time, key_of, offsets_of, text, texts
+from django_mysqlqueue.operations.declaring import How, Work, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import FoundGroup, check_known, group_of, unsettled_by_id
 from django_mysqlqueue.operations.results import Result, number_said, result_of, sentence
 from django_mysqlqueue.operations.scheduled import NOW
-from django_mysqlqueue.service import audit, groups, job_results, job_retries, job_rows, scheduling
+from django_mysqlqueue.service import audit, groups, job_results, job_retries, job_rows, log, partitions, scheduling
 from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.job_retries import WaitingJob
 from django_mysqlqueue.service.refs import GroupRef
@@ -44,8 +45,8 @@ class Conditions(NamedTuple):
 
     error: str | None = None
     """A text that the last error contains."""
-    task: str | None = None
-    """The task of whose jobs they are."""
+    key: str | None = None
+    """The key with which they were published; that of jobs is the dotted path of their task."""
 
 
 @spelled_out
@@ -57,6 +58,7 @@ def retry(
     ids: Sequence[str] | None = None,
     offsets: Sequence[int] | None = None,
     error: str | None = None,
+    key: str | None = None,
     task: str | None = None,
     at: datetime.datetime | None = None,
     missing_ok: bool = False,
@@ -77,7 +79,9 @@ def retry(
         offsets: only the messages at these offsets. Without ``ids`` and ``offsets``, all waiting messages are retried.
             The offset of a job is that of the message with which it was enqueued.
         error: only messages whose last error contains this text.
-        task: only jobs of the task with this dotted path.
+        key: only messages that were published with this key. Those that were hashed while ``PARTITIONS`` had another
+            value are not found, unless ``ids`` or ``offsets`` name them.
+        task: only jobs of the task with this dotted path, which is their key.
         at: time of the next attempt; a naive datetime is in the project's time zone. None or a time in the past: now.
         missing_ok: ignore named messages that are not waiting, instead of refusing the operation.
         reset_attempts: count the attempts from 1 again.
@@ -88,45 +92,79 @@ def retry(
             datetime; a seek or drop of the group has not finished; or it was dropped and registered again in the
             meantime.
     """
-    with operating(how, group=group, topic=topic) as (alias, by, dry_run):
-        found = group_of(alias, group, topic)
-        ref = found.ref
+    with operating(how, group=group, topic=topic) as work:
+        found = group_of(work.using, group, topic)
         if error is not None:
             text("error", error, most=REASON_LENGTH)
-        conditions = Conditions(error, task_path(task))
-        due = 0 if at is None else delivery_time(at, "at")
-        if due <= Session(alias).now():
-            due = 0
-        rows, jobs = _named(alias, ref, ids, offsets, due, missing_ok=missing_ok)
-        if not dry_run:
-            number = make_due(
-                alias,
-                ref,
-                **by,
-                rows=rows,
-                jobs=jobs,
-                error=error,
-                task=task,
-                due=due,
-                reset_attempts=reset_attempts,
-                progress=progress,
-            )
-        else:
-            number = _number(alias, ref, rows, jobs, due, conditions)
-        said = _retry_text(number, conditions, due, dry_run=dry_run)
-        values = {"number": number_said(number, dry_run=dry_run), "ref": ref, "time": "", **conditions._asdict()}
-        if due and at is not None:
-            values["time"] = f"{at:%Y-%m-%d %H:%M:%S%z}"
-        more = []
-        warnings: list[str] = []
-        if dry_run and number:
-            more += [_("This time is in the past: the messages will be retried now.")] if at and not due else []
-            more += [_("Their attempts will be counted from 1 again.")] if reset_attempts else []
-            warnings += _order_warnings(found) if due else []
-        return result_of(Result, RETRY, number, said % values, *more, dry_run=dry_run, warnings=tuple(warnings))
+        named = _Names(ids, offsets, missing_ok)
+        conditions = Conditions(error, key_of(key, task))
+        return _retry(work, found, named, conditions, at, reset_attempts=reset_attempts, progress=progress)
 
 
-def _retry_text(number: int, conditions: Conditions, due: int, *, dry_run: bool) -> str:
+@spelled_out
+def retry_found(
+    group: str, topic: str, offsets: Sequence[int], kind: str, *, reset_attempts: bool = False, **how: Unpack[How]
+) -> Result:
+    """Retry messages that somebody has found by the kind of their error, if they still wait."""
+    with operating(how, group=group, topic=topic) as work:
+        found = group_of(work.using, group, topic)
+        named = _Names(None, offsets, missing_ok=True)
+        return _retry(work, found, named, Conditions(), None, kind=kind, reset_attempts=reset_attempts)
+
+
+class _Names(NamedTuple):
+    """The arguments that name messages."""
+
+    ids: Sequence[str] | None
+    offsets: Sequence[int] | None
+    missing_ok: bool
+
+
+def _retry(
+    work: Work,
+    found: FoundGroup,
+    named: _Names,
+    conditions: Conditions,
+    at: datetime.datetime | None,
+    *,
+    kind: str | None = None,
+    reset_attempts: bool,
+    progress: Callable[[int], object] = lambda rows: None,
+) -> Result:
+    (alias, by, dry_run), ref = work, found.ref
+    due = 0 if at is None else delivery_time(at, "at")
+    if due <= Session(alias).now():
+        due = 0
+    rows, jobs = _named(alias, ref, named, due)
+    if dry_run:
+        number = _number(alias, ref, rows, jobs, due, conditions)
+    else:
+        number = make_due(
+            alias,
+            ref,
+            **by,
+            **conditions._asdict(),
+            rows=rows,
+            jobs=jobs,
+            kind=kind,
+            due=due,
+            reset_attempts=reset_attempts,
+            progress=progress,
+        )
+    said = _retry_text(number, ref, conditions, due, dry_run=dry_run)
+    values = {"number": number_said(number, dry_run=dry_run), "ref": ref, "time": "", **conditions._asdict()}
+    if due and at is not None:
+        values["time"] = f"{at:%Y-%m-%d %H:%M:%S%z}"
+    more = []
+    warnings: list[str] = []
+    if dry_run and number:
+        more += [_("This time is in the past: the messages will be retried now.")] if at and not due else []
+        more += [_("Their attempts will be counted from 1 again.")] if reset_attempts else []
+        warnings += _order_warnings(found) if due else []
+    return result_of(Result, RETRY, number, said % values, *more, dry_run=dry_run, warnings=tuple(warnings))
+
+
+def _retry_text(number: int, ref: GroupRef, conditions: Conditions, due: int, *, dry_run: bool) -> str:
     planned = _("Messages of the group %(ref)s that will be retried now: %(number)s.")
     done = _("Messages of the group %(ref)s that are due now: %(number)s.")
     nothing = _("No messages of the group %(ref)s are waiting for another attempt.")
@@ -136,10 +174,14 @@ def _retry_text(number: int, conditions: Conditions, due: int, *, dry_run: bool)
         nothing = _("No messages of the group %(ref)s are waiting for an attempt at another time than %(time)s.")
     if conditions.error is not None:
         nothing = _("No messages of the group %(ref)s with an error that contains “%(error)s” are waiting.")
-    if conditions.task is not None:
-        nothing = _("No jobs of the task %(task)s are waiting for another attempt in the group %(ref)s.")
+    if conditions.key is not None and job_results.is_of_jobs(ref):
+        nothing = _("No jobs of the task %(key)s are waiting for another attempt in the group %(ref)s.")
         if conditions.error is not None:
-            nothing = _("No jobs of the task %(task)s with an error that contains “%(error)s” are waiting.")
+            nothing = _("No jobs of the task %(key)s with an error that contains “%(error)s” are waiting.")
+    elif conditions.key is not None:
+        nothing = _("No messages with the key “%(key)s” are waiting for another attempt in the group %(ref)s.")
+        if conditions.error is not None:
+            nothing = _("No messages with the key “%(key)s” and an error that contains “%(error)s” are waiting.")
     return sentence(number, dry_run=dry_run, planned=planned, done=done, nothing=nothing)
 
 
@@ -157,9 +199,10 @@ def _order_warnings(found: FoundGroup) -> list[str]:
 
 
 def _named(
-    alias: str, ref: GroupRef, ids: Sequence[str] | None, offsets: Sequence[int] | None, due: int, *, missing_ok: bool
+    alias: str, ref: GroupRef, named: _Names, due: int
 ) -> tuple[list[tuple[str, int]] | None, list[WaitingJob] | None]:
     """Return (partition key, offset) of the named messages, and those of jobs in the outbox; None for all that wait."""
+    ids, offsets, missing_ok = named
     if ids is None and offsets is None:
         return None, None
     ids = None if ids is None else texts("ids", ids)
@@ -228,10 +271,10 @@ def _number(
     """Count what a retry would change; unless messages are named, up to ``COUNTED``."""
     number, most = 0, COUNTED if rows is None else len(rows) + len(jobs or ())
     pages: Iterable[Sequence[tuple[str, int]]] = () if rows is None else (rows,)
-    if rows is None and conditions.task is None:
+    if rows is None and conditions.key is None:
         number = waiting(alias, ref, most=most, error=conditions.error, other_than=due)
     elif rows is None:
-        pages = _pages(alias, ref, LIMITS.rows, due)
+        pages = _pages(alias, ref, LIMITS.rows, due, conditions.key)
     of_rows = (len(_chosen(alias, ref, page, conditions)) for page in pages)
     of_jobs = (len(_chosen_jobs(alias, page, conditions)) for page in _pages_of_jobs(alias, ref, jobs, due))
     for more in chain(of_rows, of_jobs):
@@ -245,19 +288,18 @@ def _chosen(
     using: str, ref: GroupRef, rows: Sequence[tuple[str, int]], conditions: Conditions
 ) -> Sequence[tuple[str, int]]:
     """Return those of some deliveries that meet the conditions."""
-    if conditions.task is not None:
-        rows = [row for row in rows if job_results.task_of(ref, row[0]) == conditions.task]
+    if conditions.key is not None:
+        keys = log.publisher_keys(Session(using), {offset: partition for partition, offset in rows})
+        rows = [row for row in rows if keys[row[1]] == conditions.key]
     return rows if conditions.error is None else having(using, ref, rows, conditions.error)
 
 
 def _chosen_jobs(using: str, jobs: Sequence[WaitingJob], conditions: Conditions) -> Sequence[WaitingJob]:
     """Return those of some jobs that meet the conditions."""
-    session = Session(using)
-    if conditions.task is not None:
-        tasks = job_rows.tasks(session, [one.id for one in jobs])
-        jobs = [one for one in jobs if tasks.get(one.id) == conditions.task]
+    if conditions.key is not None:
+        jobs = [one for one in jobs if lane_of(one.key).partition == conditions.key]
     if conditions.error is not None:
-        errors = job_rows.last_errors(session, [one.id for one in jobs])
+        errors = job_rows.last_errors(Session(using), [one.id for one in jobs])
         jobs = [one for one in jobs if conditions.error in errors.get(one.id, "")]
     return jobs
 
@@ -279,7 +321,8 @@ def make_due(
     rows: Sequence[tuple[str, int]] | None = None,
     jobs: Sequence[WaitingJob] | None = None,
     error: str | None = None,
-    task: str | None = None,
+    key: str | None = None,
+    kind: str | None = None,
     due: int = 0,
     reset_attempts: bool = False,
     progress: Callable[[int], object] = lambda rows: None,
@@ -292,7 +335,8 @@ def make_due(
     retry some that were claimed since. It stops if the group has been dropped.
 
     ``rows``: (partition key, offset) of the deliveries; None: all that wait now. ``jobs``: those in the outbox; None:
-    all, unless ``rows`` are given. ``due``: when they come due, in epoch milliseconds; 0: now.
+    all, unless ``rows`` are given. ``kind``: the kind of error by which they were found, for the audit log. ``due``:
+    when they come due, in epoch milliseconds; 0: now.
     """
 
     def begin(session: Session) -> tuple[int, int]:
@@ -301,9 +345,10 @@ def make_due(
         details = [
             f"at {audit.time_text(due)}" if due else "",
             "attempts counted from 1 again" if reset_attempts else "",
-            "" if task is None else f"task {task}",
+            "" if key is None else audit.key_text(ref.topic, key),
+            "" if rows is None or kind is not None else audit.offsets_text(named),
             "" if error is None else audit.error_text(error),
-            "" if rows is None else f"offset {named[0]}" if len(named) == 1 else "selected deliveries",
+            "" if kind is None else audit.kind_text(kind),
         ]
         detail = ", ".join(filter(None, details))
         return audit.begin(session, RETRY, ref, detail=detail, total=len(named), **by), found.id
@@ -343,7 +388,7 @@ def make_due(
     named = sorted({offset for _, offset in rows or ()} | {one.offset for one in jobs or ()})
     of_jobs = job_results.is_of_jobs(ref)
     counted = {"failure_count": "0"} if reset_attempts else {}
-    conditions = Conditions(error, task)
+    conditions = Conditions(error, key)
     condition, searched = ("", ()) if error is None else (HAS_ERROR, (error,))
     assign = {"invisible_until": "v.due"} | ({"retry_count": "0"} if reset_attempts else {})
 
@@ -360,7 +405,7 @@ def make_due(
     with apart(using):
         operation, registration = run(using, begin)
         beat = audit.beats(using, operation)
-        pages = _pages(using, ref, limits.rows, due) if rows is None else pieces(sorted(set(rows)), limits.rows)
+        pages = _pages(using, ref, limits.rows, due, key) if rows is None else pieces(sorted(set(rows)), limits.rows)
         with audit.ending(using, operation):
             changed = take(change, pages, lambda page: _chosen(using, ref, page, conditions))
             in_outbox = _pages_of_jobs(using, ref, jobs, due, limits)
@@ -378,14 +423,40 @@ def _check(session: Session, ref: GroupRef, registration: int) -> None:
         )
 
 
-def _pages(using: str, ref: GroupRef, most: int, due: int) -> Iterator[list[tuple[str, int]]]:
-    """Yield pages of waiting deliveries in order of their time, read without locks. Locked ones are skipped later.
+def _pages(using: str, ref: GroupRef, most: int, due: int, key: str | None) -> Iterator[list[tuple[str, int]]]:
+    """Yield pages of waiting deliveries, read without locks. Locked ones are skipped later.
 
-    Deliveries that are due at ``due`` are left out: this operation may have moved them there.
+    Deliveries that are due at ``due`` are left out: this operation may have moved them there. ``key``: only those in
+    the partitions of this key.
     """
     session = Session(using)
-    place: tuple[int, str, int] | None = None
     until = session.now()
+    return _by_time(session, ref, most, due, until) if key is None else _of_key(session, ref, most, due, until, key)
+
+
+def _of_key(
+    session: Session, ref: GroupRef, most: int, due: int, until: int, key: str
+) -> Iterator[list[tuple[str, int]]]:
+    """Yield pages of the deliveries in the partitions of a key that wait, in order of their offsets."""
+    for partition in partitions.among_state(session, ref, partitions.of_key(ref.topic, key)):
+        above = 0
+        while rows := session.rows(
+            "SELECT message_offset, acked, delivery_token, invisible_until "
+            f"FROM {STATE}{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s "
+            "AND partition_key = %s AND message_offset > %s ORDER BY message_offset LIMIT %s",
+            (*ref, partition, above, most),
+        ):
+            above = rows[-1][0]
+            yield [
+                (partition, offset)
+                for offset, acked, token, at in rows
+                if not acked and not token and at > until and at != due
+            ]
+
+
+def _by_time(session: Session, ref: GroupRef, most: int, due: int, until: int) -> Iterator[list[tuple[str, int]]]:
+    """Yield pages of all deliveries that wait, in order of their times."""
+    place: tuple[int, str, int] | None = None
     while True:
         # By time and, for equal times, by key: the index's order, so that each page continues after the previous one.
         above = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Required, TypedDict, Unpack
 
@@ -20,9 +20,12 @@ from django_mysqlqueue.db.tables import OPERATIONS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.models import Operation
 from django_mysqlqueue.names.rules import KEY_LENGTH
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import delivery_events
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, run
+from django_mysqlqueue.text.humanize import listed
 
 KEEP_SECONDS = 365 * 86400.0
 """Seconds for which rows are kept."""
@@ -130,6 +133,21 @@ def time_text(milliseconds: int) -> str:
 def error_text(error: str) -> str:
     """Return a filter by error text for the details of an operation."""
     return f"{ERROR_FILTER}{error!r}"
+
+
+def kind_text(kind: str) -> str:
+    """Return a filter by kind of error, of which users without permissions see as little as of another error."""
+    return f"{error_text(kind)} apart from numbers, ids and addresses"
+
+
+def key_text(topic: str, key: str) -> str:
+    """Return a filter by key for the details of an operation: that of jobs is their task."""
+    return f"task {key}" if job_queues.is_queue(first_topic(topic)) else f"key {key!r}"
+
+
+def offsets_text(offsets: Sequence[int]) -> str:
+    """Return selected offsets for the details of an operation: the first ones, and how many others there are."""
+    return f"offset {offsets[0]}" if len(offsets) == 1 else f"offsets {listed([str(one) for one in offsets])}"
 
 
 def touch(session: Session, operation: int) -> None:

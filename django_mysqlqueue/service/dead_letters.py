@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from django_mysqlqueue.db.tables import LOG, OUTBOX, STATE
 from django_mysqlqueue.names.ids import new_message_id
-from django_mysqlqueue.names.keys import lanes
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
 from django_mysqlqueue.outcomes import Outcome
 from django_mysqlqueue.service import delivery_events, losses, partitions
@@ -115,8 +114,10 @@ class DeadLetterFilter(NamedTuple):
     """The earliest time of failure, in epoch milliseconds."""
     until: int | None = None
     """The latest time of failure, in epoch milliseconds."""
-    task: str | None = None
-    """The dotted path of the task of whose jobs they are: the key of these."""
+    key: str | None = None
+    """The key with which the messages were published; that of jobs is the dotted path of their task."""
+    upto: int | None = None
+    """The highest offset: without dead letters that were added later."""
 
     def condition(self) -> tuple[str, tuple[Any, ...]]:
         """Return the condition for a WHERE on the log as ``m``, without the topic, and its parameters."""
@@ -126,7 +127,8 @@ class DeadLetterFilter(NamedTuple):
             ("m.failed_at >= %s", self.since),
             ("m.failed_at <= %s", self.until),
             ("INSTR(m.last_error, %s) > 0", self.error),
-            (f"{lane_partition('m.partition_key')} = %s", self.task),
+            (f"COALESCE(m.publisher_key, {lane_partition('m.partition_key')}) = %s", self.key),
+            ("m.`offset` <= %s", self.upto),
         ):
             if value is not None:
                 parts.append(sql)
@@ -154,11 +156,11 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
 
 
 def _places(session: Session, chosen: DeadLetterFilter, size: int) -> Iterator[list[int]]:
-    """Yield the offsets of a DLQ topic in pages, or those of the partitions of a task in it."""
+    """Yield the offsets of a DLQ topic in pages, or those of the partitions of a key in it."""
     source = f"SELECT partition_key, `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')}"
     of_one = f"{source} WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s"
-    if chosen.task is not None:
-        for key in partitions.among(session, chosen.topic, lanes(chosen.task)):
+    if chosen.key is not None:
+        for key in partitions.among(session, chosen.topic, partitions.of_key(chosen.topic, chosen.key)):
             above = -1
             while looked := session.rows(of_one, (chosen.topic, key, above, size)):
                 above = looked[-1][1]

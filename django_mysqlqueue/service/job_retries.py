@@ -46,6 +46,8 @@ class WaitingJob(NamedTuple):
     id: str
     offset: int
     """That of the message with which it was enqueued."""
+    key: str
+    """The partition key."""
 
 
 def long_wait(settlement: Settlement, attempts: int) -> LongWait | None:
@@ -122,7 +124,7 @@ def waiting(session: Session, ref: GroupRef, *, size: int, other_than: int = 0) 
         )
         ids = [outbox_id for *_, outbox_id in page]
         of_jobs = session.joined(
-            "SELECT s.outbox_id, s.original_id, s.original_offset",
+            "SELECT s.outbox_id, s.original_id, s.original_offset, s.partition_key",
             "i",
             ids,
             joins,

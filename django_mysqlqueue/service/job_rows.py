@@ -316,11 +316,6 @@ def unfinished(session: Session, task: str, queue: str, *, size: int) -> Iterato
         yield from pieces(wanted, size)
 
 
-def tasks(session: Session, ids: Iterable[str]) -> dict[str, str]:
-    """Return the paths of the tasks of jobs by id."""
-    return dict(_rows(session, "id, task_path", ids))
-
-
 def last_errors(session: Session, ids: Iterable[str]) -> dict[str, str]:
     """Return the last errors of jobs by id; empty: none."""
     return {job: _last_error(errors) for job, errors in _rows(session, "id, errors", ids)}

@@ -9,9 +9,10 @@ from django_mysqlqueue.db.log_queries import end_of_log as end_of_log
 from django_mysqlqueue.db.log_queries import first_since as first_since
 from django_mysqlqueue.db.tables import LOG, OUTBOX, QUARANTINE
 from django_mysqlqueue.models import CollectedTopic, ConsumerGroup
+from django_mysqlqueue.names.keys import PARTITION_PREFIX, lane_of
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.service import partitions
+from django_mysqlqueue.service import messages, partitions
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.sql.session import Session
 
@@ -39,6 +40,18 @@ def at_offsets(
     """
     log = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o{f' AND {condition}' if condition else ''}"
     return session.joined(f"SELECT {columns}", "o", offsets, f"{log} {joins}", before=before, after=after)
+
+
+def publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int, str | None]:
+    """Return the keys with which messages were published, by offset; None: without one.
+
+    Only hashed keys are read, from the log: of a message that it no longer has, the key is None.
+
+    ``partitions``: the partition keys by offset.
+    """
+    hashed = [offset for offset, key in partitions.items() if lane_of(key).partition.startswith(PARTITION_PREFIX)]
+    stored = dict(at_offsets(session, "m.`offset`, m.publisher_key", hashed))
+    return {offset: messages.publisher_key(key, stored.get(offset)) for offset, key in partitions.items()}
 
 
 def all_topics(session: Session, table: str = LOG, index: str = "queue_messages_partition") -> list[str]:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_mysqlqueue.db.tables import LOG, STATE
+from django_mysqlqueue.names.keys import hashed_partition, lanes
+from django_mysqlqueue.options.conf import get_settings
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session, flat
 
@@ -31,15 +34,34 @@ def in_log(session: Session, topic: str, *, after: str | None, limit: int, since
     return _keys(session, f"FROM {LOG}{hint} WHERE topic = %s", (topic,), after, limit, since)
 
 
+def of_key(topic: str, key: str) -> list[str]:
+    """Return the partitions in which messages that were published with a key may be: those of every priority.
+
+    A dead letter is in the partition of its message. Messages that were hashed while ``PARTITIONS`` had another value
+    are in others.
+    """
+    number = get_settings().partitions_of(first_topic(topic))
+    return lanes(key) if number is None else [*lanes(key), *lanes(hashed_partition(key, number))]
+
+
 def among(session: Session, topic: str, keys: Sequence[str]) -> list[str]:
     """Return those of some partitions of a topic that have messages in the log, in order of key."""
-    rows = session.rows(
-        f"SELECT v.k FROM {session.dialect.rows(('k',), len(keys))} WHERE EXISTS (SELECT 1 "
-        f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} "
-        "WHERE m.topic = %s AND m.partition_key = v.k)",
-        (*keys, topic),
+    hint = session.dialect.force_index("queue_messages_partition")
+    return _among(session, keys, f"{LOG} m{hint} WHERE m.topic = %s AND m.partition_key = v.k", (topic,))
+
+
+def among_state(session: Session, ref: GroupRef, keys: Sequence[str]) -> list[str]:
+    """Return those of some partitions that have state rows of a group, in order of key."""
+    source = (
+        f"{STATE} s{session.dialect.force_index('PRIMARY')} "
+        "WHERE s.consumer_group = %s AND s.topic = %s AND s.partition_key = v.k"
     )
-    return sorted(flat(rows))
+    return _among(session, keys, source, ref)
+
+
+def _among(session: Session, keys: Sequence[str], source: str, parameters: Sequence[str]) -> list[str]:
+    sql = f"SELECT v.k FROM {session.dialect.rows(('k',), len(keys))} WHERE EXISTS (SELECT 1 FROM {source})"
+    return sorted(flat(session.rows(sql, (*keys, *parameters))))
 
 
 def last_offsets(

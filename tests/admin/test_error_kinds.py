@@ -20,6 +20,7 @@ from tests.support.scenarios import offsets_of
 
 pytestmark = pytest.mark.usefixtures("db")
 
+FILTER = "error contains 'ValueError: no <number>' apart from numbers, ids and addresses"
 OF_KIND = {"group": "g", "topic": "t", "kind": "ValueError: no <number>", "upto": 10**9}
 
 
@@ -151,13 +152,15 @@ def test_messages_of_a_kind_are_retried_now(client):
     due = dict(DeliveryState.objects.values_list("message_offset", "invisible_until"))
     assert (due[one], due[two]) == (0, 0)
     assert due[other] > 0
-    assert Operation.objects.get().changed == 2
+    record = Operation.objects.get()
+    assert (record.detail, record.changed) == (FILTER, 2)
     assert "No messages of the group g/t are waiting" in ask(client, "retry-error", **OF_KIND)
 
 
 def test_messages_of_a_kind_are_dead_lettered_now(client):
     waiting("no 1", "no 2", "another")
     (said,) = confirm(client, "dead-letter-error", **OF_KIND)
+    assert Operation.objects.get().detail == FILTER
     assert said == "Messages dead-lettered to t_dlq: 2."
     sequence()
     assert len(offsets_of("t_dlq")) == 2

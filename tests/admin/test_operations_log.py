@@ -79,7 +79,7 @@ def test_operations_are_shown_as_their_users_gave_them(client, settings):
     operations.discard("t", error="ValueError", until=noon, **how)
     found = shown(client)
     assert found == [
-        ("Discard dead letters", "error contains 'ValueError', failed until 2100-01-01 13:00:00", "2 dead letters"),
+        ("Discard dead letters", "failed until 2100-01-01 13:00:00, error contains 'ValueError'", "2 dead letters"),
         ("Redrive dead letters", f"offset {dead[1]}", "1 dead letter"),
         ("Edit and redrive", f"offset {dead[0]}", "1 dead letter"),
         ("Override options", "prefetch=5", ""),

@@ -29,6 +29,7 @@ def test_redrive_the_selected(client):
     assert (entry.object_repr, entry.change_message) == ("t_dlq", "Dead letters redriven: 2.")
     operation = Operation.objects.get()
     assert (operation.action, operation.changed, operation.actor) == ("redrive", 2, "ada0")
+    assert operation.detail == f"offsets {dead[0]}, {dead[2]}"
 
 
 def test_redrive_all_that_match_and_nothing_that_came_later(client):
@@ -43,6 +44,37 @@ def test_redrive_all_that_match_and_nothing_that_came_later(client):
     assert LogEntry.objects.get().object_repr == "t_dlq, error contains “red”"
     assert redriven() == [1]
     assert {error for _row, error in listed(client)["rows"]} == {"ValueError: green", "ValueError: red"}
+
+
+@pytest.mark.parametrize(("name", "more"), [("redrive", {}), ("discard", {"reason": "it's late"})])
+def test_all_of_a_key_and_the_filter_is_on_record(client, name, more):
+    first = fail_with(1, "red", key="a")
+    fail_with(2, "red", key="b")
+    last = fail_with(3, "blue", key="a", priority=5)
+    values = {"topic": "t_dlq", "key": "a", "upto": last, **more}
+    told = confirm(client, name, **values, error="red", group="g", since="1")
+    assert told[0].endswith(": 1.")
+    assert LogEntry.objects.get().object_repr.startswith("t_dlq, group g, key a, error contains “red”, since 1969-")
+    assert ": 1." in confirm(client, name, **values, kind="ValueError: blue")[0]
+    assert QueueMessage.objects.filter(offset__in=[first, last]).count() == 0
+    assert QueueMessage.objects.filter(topic="t_dlq").count() == 1
+    assert list(Operation.objects.order_by("id").values_list("consumer_group", "detail", "changed")) == [
+        ("g", f"key 'a', failed since 1970-01-01T00:00:00.001+00:00, up to offset {last}, error contains 'red'", 1),
+        (
+            "",
+            f"key 'a', up to offset {last}, error contains 'ValueError: blue' apart from numbers, ids and addresses",
+            1,
+        ),
+    ]
+
+
+def test_the_command_for_the_rest_names_the_key(client, monkeypatch):
+    monkeypatch.setattr(operations, "AT_ONCE", 1)
+    upto = [fail_with(number, "red", key="-a b") for number in range(2)][-1]
+    (told,) = confirm(client, "redrive", topic="t_dlq", key="-a b", upto=upto)
+    command = shlex.split(told.partition("run: ")[2])
+    call_command(*command[1:], "--noinput", stdout=io.StringIO())
+    assert not QueueMessage.objects.filter(topic="t_dlq").exists()
 
 
 @pytest.mark.parametrize(("name", "more"), [("redrive", {}), ("discard", {"reason": "it's late"})])

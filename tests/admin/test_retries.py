@@ -9,7 +9,7 @@ from html import unescape
 import pytest
 from django.utils import timezone
 
-from django_mysqlqueue.models import DeliveryState, JobResult
+from django_mysqlqueue.models import DeliveryState, JobResult, Operation
 from django_mysqlqueue.options.backoff import Backoff
 from tests.app import jobs
 from tests.support import job_worlds
@@ -122,12 +122,22 @@ def test_the_jobs_of_a_task_alone(client, no_handlers, settings, clock, name, mo
     Sub(registry.handlers()[job_worlds.JOBS]).settle()
     before = dict(JobResult.objects.values_list("id", "retry_at"))
     values = {**job_worlds.JOBS._asdict(), **more}
-    assert 'name="task"' in page(client, f"do/{name}", **values)
+    text = page(client, f"do/{name}", **values)
+    assert 'name="task"' in text
+    assert 'name="key"' not in text, "it is their task"
     (told,) = confirm(client, name, **values, task="tests.app.jobs.go_on")
     assert told.endswith(": 1.")
     changed = [JobResult.objects.get(id=one).retry_at != before[one] for one in made]
     assert changed == [True, False]
 
 
-def test_only_queues_of_jobs_have_tasks(client, offsets):
-    assert 'name="task"' not in page(client, "do/retry", **GROUP)
+@pytest.mark.parametrize(("name", "more"), [("retry", {}), ("move-retries", {"time": LATER})])
+def test_the_messages_of_a_key_alone(client, offsets, name, more):
+    before = [due_at(offset) for offset in offsets]
+    text = page(client, f"do/{name}", **GROUP, **more)
+    assert 'name="key"' in text
+    assert 'name="task"' not in text, "only jobs have tasks"
+    (told,) = confirm(client, name, **GROUP, key="b", **more)
+    assert told.endswith(": 1.")
+    assert [due_at(offset) != old for offset, old in zip(offsets, before, strict=True)] == [False, True, False]
+    assert "key 'b'" in Operation.objects.get().detail

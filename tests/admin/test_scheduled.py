@@ -153,7 +153,7 @@ def test_a_look_at_named_letters_sees_those_alone(db):
     found = letters.look(session, DeadLetterFilter("t_dlq", offsets=(dead[0], dead[2], 10**9)))
     assert found.offsets == (dead[2], dead[0])
     assert letters.look(session, DeadLetterFilter("other_dlq", offsets=tuple(dead))).offsets == ()
-    assert letters.look(session, DeadLetterFilter("t_dlq"), newest=dead[1]).offsets == (dead[1], dead[0])
+    assert letters.look(session, DeadLetterFilter("t_dlq", upto=dead[1])).offsets == (dead[1], dead[0])
 
 
 def test_a_message_is_found_by_its_id_and_delivered_now(client):

@@ -91,7 +91,7 @@ def test_dead_letters_name_the_task_and_are_found_by_it(client):
     assert [row.task for row, _ in of_task["rows"]] == [FAIL, FAIL]
     assert str(of_task["found"].count) == "2"
     assert offsets(listed(client, topic=DLQ, task="fail")) == []
-    summaries = list_dead_letters("jobs.default", task="tests.app.jobs.echo").dead_letters
+    summaries = list_dead_letters("jobs.default", key="tests.app.jobs.echo").dead_letters
     assert [one.task for one in summaries] == ["tests.app.jobs.echo"]
     text = page(client, "deadletters", topic=DLQ, task=FAIL)
     assert f'task={FAIL}"><bdi dir="ltr">fail</bdi>' in text

@@ -22,8 +22,9 @@ from django.db import connections
 
 import django_mysqlqueue
 from django_mysqlqueue import publish
-from django_mysqlqueue.models import QueueMessage
+from django_mysqlqueue.models import DeliveryState, QueueMessage
 from django_mysqlqueue.options import conf
+from django_mysqlqueue.options.backoff import Backoff
 from tests.support.documents import DOCS, PAGES, _block, blocks, identify, parsed
 from tests.support.harness import USING, Sub, handler, lag, sequence
 from tests.support.internals import IN_CODE, lane
@@ -246,7 +247,7 @@ def test_a_dead_letter_is_given_back_as_the_page_says(db):
     sub = Sub(handler("orders", "billing", fail, max_attempts=1), handler("orders", "mail"))
     sub.settle()
     sub.leave()
-    commands = [one for one in _commands_on_failures() if one[0] != "queuedeadletter"]
+    commands = [one for one in _commands_on_failures() if one[0] != "queuedeadletter" and "--key" not in one]
     assert [name for name, *_ in commands[:3]] == ["queueredrive", "queueredrive", "queuediscard"]
     for command in commands[:2]:
         call_command(*command, "--noinput", stdout=io.StringIO())
@@ -261,6 +262,26 @@ def test_a_dead_letter_is_given_back_as_the_page_says(db):
     for command in commands[3:]:
         call_command(*command, "--noinput", stdout=io.StringIO())
     assert lag("billing", "orders") == 2  # both come again
+
+
+def test_the_messages_of_a_key_are_handled_as_the_page_says(db):
+    commands = [one for one in _commands_on_failures() if "--key" in one]
+    assert [name for name, *_ in commands] == ["queueredrive", "queueretry"]
+
+    def fail(delivery):
+        raise ValueError("card expired")
+
+    for options in ({"max_attempts": 1}, {"max_attempts": 9}):
+        for key in ("customer-13", "customer-14"):
+            publish("orders", key, key=key)
+        sub = Sub(handler("orders", "billing", fail, backoff=Backoff(initial=3600, jitter=0), **options))
+        sub.settle()
+        sub.leave()
+        sequence()
+    for command in commands:
+        call_command(*command, "--noinput", stdout=io.StringIO())
+    assert QueueMessage.objects.get(topic="orders_dlq").partition_key == "customer-14"
+    assert DeliveryState.objects.get(acked=False, invisible_until=0).partition_key == "customer-13"
 
 
 def test_acked_dead_letters_are_collected_as_the_page_says(settings):

@@ -26,6 +26,7 @@ from django_mysqlqueue.inspection import (
     list_scheduled,
 )
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, SubscriberHeartbeat
+from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import GroupRef, groups
 from tests.support.scenarios import dead_letters, offsets_of
@@ -180,6 +181,20 @@ def test_list_dead_letters_by_topic_group_error_and_page():
     assert list_dead_letters("t", error="no such text").count == Count(0)
     assert list_dead_letters("t", until=found.dead_letters[0].failed_at - 10**6).count == Count(0)
     assert list_dead_letters("t", bounds=Bounds(dead_letters=2)).count == Count(2, exact=False)
+
+
+def test_list_dead_letters_of_a_key_reads_only_its_partitions():
+    dead_letters(4, keys="ab")
+    publish("t", 9, key="b", priority=3)
+    Sub(handler(function=fail, max_attempts=1)).settle()
+    sequence()
+    found = list_dead_letters("t", key="b")
+    assert (len(found.dead_letters), found.count) == (3, Count(3))
+    # Those of the key a are before it.
+    for most, count in ((3, Count(3)), (2, Count(2, exact=False)), (1, Count(1, exact=False))):
+        assert list_dead_letters("t", key="b", bounds=Bounds(dead_letters=most)).count == count
+    assert list_dead_letters("t", key="b", error="no 3").count == Count(1)
+    assert list_dead_letters("t", key="c").count == Count(0)
 
 
 def test_list_messages_and_list_scheduled_come_in_pages():

@@ -74,9 +74,9 @@ def waiting(clock):
     clock.stop()
     sub = Sub(registry.handlers()[job_worlds.JOBS])
     made = []
-    for seconds in (50, 7200):
+    for seconds in (50, 3600):
         jobs.waits[:] = [seconds] * 2
-        made += [task.enqueue(seconds).id for task in (jobs.go_on, jobs.ask_later)]
+        made += [task.using(priority=seconds // 60).enqueue(seconds).id for task in (jobs.go_on, jobs.ask_later)]
         sub.settle()
     return made[::2], made[1::2], sub
 

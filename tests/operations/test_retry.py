@@ -75,6 +75,7 @@ def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
         Sub(put_off).settle()
 
     frozen_before(monkeypatch, 3, drop_and_register)  # behind its first page
+    offsets = ", ".join(map(str, offsets_of()))
     with pytest.raises(OperationRefused, match="was dropped and registered again"):
         retrying.make_due(
             USING, G, actor=ME, rows=[("a", offset) for offset in offsets_of()], limits=OperationLimits(rows=2)
@@ -84,7 +85,7 @@ def test_a_retry_does_not_touch_a_later_life_of_its_group(db, monkeypatch):
     assert record.changed == 2
     assert record.ended_at
     assert record.detail.startswith(
-        "selected deliveries; stopped: The group 'g' on topic 't' was dropped and registered again"
+        f"offsets {offsets}; stopped: The group 'g' on topic 't' was dropped and registered again"
     )
 
 

@@ -648,6 +648,9 @@ def _operate(ref: GroupRef) -> None:
     later = session.now() + 7200_000
     assert retrying.make_due(USING, ref, actor="test", rows=rows, error="", due=later) == 1
     assert retrying.make_due(USING, ref, actor="test", rows=rows) == 1
+    assert retrying.make_due(USING, ref, actor="test", key="none") == 0
+    with as_role("operator"):
+        assert operations.retry(*ref, key="k1", actor="test", dry_run=True).planned
     assert len(dead_lettering.find(USING, ref, [offset])) == 1
     assert dead_lettering.dead_letter_now(USING, ref, [offset], actor="test") == 1
     assert retrying.make_due(USING, ref, actor="test", reset_attempts=True) >= 19
@@ -678,12 +681,13 @@ def _operate(ref: GroupRef) -> None:
         assert error_kinds.of_kind(session, found, kind.text, shown=error_kinds.whole_line).offsets
         error_kinds.retrying_of_kind(session, ref, kind.text, shown=error_kinds.whole_line)
         dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
-        dead_letters.look(session, DeadLetterFilter("t_dlq", task="none"))
+        for bounds in (PAGES, Bounds(dead_letters=1)):
+            assert dead_letters.look(session, DeadLetterFilter("t_dlq", key="k1"), bounds=bounds).offsets
         full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
         assert full is not None
         message_history.recorded(session, full.listed.original_offset)
     places = [offset for page in matching_offsets(session, dead, size=10) for offset in page]
-    assert list(matching_offsets(session, dead._replace(task="k1"), size=10))
+    assert list(matching_offsets(session, dead._replace(key="k1"), size=10))
     redriving.replace(USING, "t_dlq", places[0], "new", actor="test")
     assert (
         redriving.discard_all(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), actor="test", reason="test") == 1
@@ -799,7 +803,7 @@ def _glance(session: Session, ref: GroupRef) -> None:
     retried_keys.failed_at(session, ref, few)
     retried_keys._succeeded_at(session, ref, [head.key for head in group.heads])
     newest = list_messages(topic="t", using=USING, limit=10).entries
-    assert retried_keys._publisher_keys(session, {one.offset: "__p:1" for one in newest})
+    assert log.publisher_keys(session, {one.offset: "__p:1" for one in newest})
     assert partitions.at(session, group, [head.key for head in group.heads])
     with_threads = SubscriberStatus(group.ref, "s", 0, 0, {"threads": 2}, live=True)
     assert subscribers.read_busy(session, ref, [with_threads]) is not None

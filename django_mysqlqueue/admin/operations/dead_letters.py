@@ -20,7 +20,10 @@ from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters, error_kinds
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
+from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -46,6 +49,7 @@ class MatchingForm(ReasonForm):
 
     topic = forms.CharField(widget=forms.HiddenInput)
     group = forms.CharField(widget=forms.HiddenInput, required=False)
+    key = forms.CharField(label=gettext_lazy("Key"), widget=forms.HiddenInput, required=False, strip=False)
     task = forms.CharField(widget=forms.HiddenInput, required=False)
     error = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
     kind = forms.CharField(widget=forms.HiddenInput, required=False, strip=False)
@@ -70,7 +74,7 @@ class DeadLettersOperation(LimitedOperation):
         parts = [wanted.topic]
         for text, value in (
             (_("group %(value)s"), wanted.group),
-            (_("task %(value)s"), wanted.task),
+            (_("task %(value)s") if self.is_of_jobs else _("key %(value)s"), wanted.key),
             (_("error contains “%(value)s”"), wanted.error),
             (_("error “%(value)s”"), self.values.get("kind")),
             (_("since %(value)s"), moment(wanted.since)),
@@ -91,14 +95,20 @@ class DeadLettersOperation(LimitedOperation):
             error=values["error"] or None,
             since=values["since"],
             until=values["until"],
-            task=values.get("task") or None,
+            key=values["key"] or values["task"] or None,
+            upto=values["upto"],
         )
+
+    @property
+    def is_of_jobs(self) -> bool:
+        """True if they are dead letters of jobs, whose key is their task."""
+        return job_queues.is_queue(first_topic(self.values["topic"]))
 
     @functools.cached_property
     def found(self) -> DeadLetterMatches:
         """The dead letters that match."""
         session = Session(self.using)
-        found = dead_letters.look(session, self.selection(), newest=self.values.get("upto"), bounds=self.bounds)
+        found = dead_letters.look(session, self.selection(), bounds=self.bounds)
         if kind := self.values.get("kind"):
             found = error_kinds.of_kind(session, found, kind, shown=self.errors.line, bounds=self.bounds)
         if not found.offsets:
@@ -113,7 +123,7 @@ class DeadLettersOperation(LimitedOperation):
         return self.found.offsets[::-1], self.found.whole
 
     def arguments(self) -> dict[str, Any]:
-        return {"topic": self.found.topic, "offsets": self.chosen, "missing_ok": True}
+        return {"found": self.selection()._replace(offsets=tuple(self.chosen)), "kind": self.values.get("kind") or None}
 
     @property
     def rest(self) -> Any:
@@ -140,7 +150,7 @@ class DeadLettersOperation(LimitedOperation):
         parts = ["manage.py", self.command, wanted.topic]
         for name, value in (
             ("group", wanted.group),
-            ("task", wanted.task),
+            ("task" if self.is_of_jobs else "key", wanted.key),
             ("error", wanted.error),
             ("since", _iso(wanted.since)),
             ("until", _iso(wanted.until)),
@@ -148,7 +158,7 @@ class DeadLettersOperation(LimitedOperation):
             *self.options(),
         ):
             if value is not None:
-                parts += [f"--{name}", str(value)]
+                parts += [f"--{name}={value}"] if str(value).startswith("-") else [f"--{name}", str(value)]
         return shlex.join(parts)
 
     def options(self) -> list[tuple[str, object]]:
@@ -166,7 +176,7 @@ class Redrive(DeadLettersOperation):
     name = "redrive"
     label = gettext_lazy("Redrive all matching dead letters")
     command = "queueredrive"
-    operation = staticmethod(operations.redrive)
+    operation = staticmethod(redriving.redrive_found)
     fields: ClassVar = {
         "rate": forms.FloatField(
             label=gettext_lazy("Maximum number of messages per second"),
@@ -216,7 +226,7 @@ class Discard(DeadLettersOperation):
     dangerous = True
     needs_reason = True
     command = "queuediscard"
-    operation = staticmethod(operations.discard)
+    operation = staticmethod(redriving.discard_found)
 
     def options(self) -> list[tuple[str, object]]:
         return [("reason", self.values["reason"])]

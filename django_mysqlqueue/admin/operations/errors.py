@@ -9,12 +9,12 @@ from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue import operations
 from django_mysqlqueue.admin.operations.base import IdsField, LimitedOperation
 from django_mysqlqueue.admin.operations.groups import RESET_ATTEMPTS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import error_kinds
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
+from django_mysqlqueue.operations import dead_lettering, retrying
 from django_mysqlqueue.operations.dead_lettering import MOST
 from django_mysqlqueue.sql.session import Session
 
@@ -28,8 +28,6 @@ class ErrorOperation(LimitedOperation):
         # Offset of the newest message on the page: newer ones are not changed.
         "upto": forms.IntegerField(widget=forms.HiddenInput, min_value=1),
     }
-    # Some may have come due, or may have been claimed, since the page was shown.
-    fixed: ClassVar = {"missing_ok": True}
     bounds: ClassVar[Bounds] = PAGES
     moved: ClassVar[bool]
     """Whether it changes jobs that wait for long, in the outbox."""
@@ -58,7 +56,7 @@ class ErrorOperation(LimitedOperation):
 
     def arguments(self) -> dict[str, Any]:
         given = super().arguments()
-        del given["kind"], given["upto"]
+        del given["upto"]
         return {**given, "offsets": self.chosen}
 
 
@@ -67,7 +65,7 @@ class RetryError(ErrorOperation):
 
     name = "retry-error"
     label = gettext_lazy("Retry messages with this error now")
-    operation = staticmethod(operations.retry)
+    operation = staticmethod(retrying.retry_found)
     fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS}
     moved = True
     most = IdsField.most
@@ -78,6 +76,6 @@ class DeadLetterError(ErrorOperation):
 
     name = "dead-letter-error"
     label = gettext_lazy("Dead-letter messages with this error now")
-    operation = staticmethod(operations.dead_letter)
+    operation = staticmethod(dead_lettering.dead_letter_found)
     moved = False
     most = MOST

@@ -154,8 +154,15 @@ class Replay(AdminOperation):
 
 
 class WaitingForm(GroupForm):
-    """A form about messages that wait for another attempt, which for a queue of jobs can be those of a task."""
+    """A form about messages that wait for another attempt: all, or those of a key, which of jobs is their task."""
 
+    key = forms.CharField(
+        label=gettext_lazy("Key"),
+        required=False,
+        strip=False,
+        max_length=KEY_LENGTH,
+        help_text=gettext_lazy("Only messages that were published with this key. Leave empty for all keys."),
+    )
     task = forms.CharField(
         label=gettext_lazy("Only jobs of the task"),
         required=False,
@@ -165,8 +172,8 @@ class WaitingForm(GroupForm):
 
     def __init__(self, data: Any, *, using: str) -> None:
         super().__init__(data, using=using)
-        if not is_of_jobs(GroupRef(str(data.get("group")), str(data.get("topic")))):
-            del self.fields["task"]
+        of_jobs = is_of_jobs(GroupRef(str(data.get("group")), str(data.get("topic"))))
+        del self.fields["key" if of_jobs else "task"]
 
 
 class Retry(AdminOperation):

@@ -118,7 +118,7 @@ class DeadLettersPage(Page):
             raise Refused(search_refused())
         since, until = self.period()
         return DeadLetterFilter(
-            topic, group=self.text("group"), error=error, since=since, until=until, task=self.text("task")
+            topic, group=self.text("group"), error=error, since=since, until=until, key=self.text("task")
         )
 
     def _look(self, wanted: DeadLetterFilter) -> DeadLetterMatches:

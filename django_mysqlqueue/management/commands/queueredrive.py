@@ -16,6 +16,7 @@ DEAD_LETTERS = (
         action="append",
         help="only the dead letter at this offset of the DLQ (may be repeated)",
     ),
+    Argument("--key", help="only dead letters of messages published with this key"),
     Argument("--task", metavar="PATH", help="only dead letters of jobs of the task with this dotted path"),
     Argument("--error", metavar="TEXT", help="only dead letters whose error contains TEXT"),
     Argument(

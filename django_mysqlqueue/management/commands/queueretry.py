@@ -12,7 +12,7 @@ class Command(OperationCommand):
     help = (
         "Retry waiting messages immediately, or with --at at another time: messages that wait for another attempt "
         "after a failure, a nack or a snooze, or because their subscribers were lost repeatedly. The command changes "
-        "all of them in a consumer group, or only those with the given ids, offsets, error or task."
+        "all of them in a consumer group, or only those with the given ids, offsets, error, key or task."
     )
     reports_progress = True
     operation = staticmethod(operations.retry)
@@ -27,6 +27,7 @@ class Command(OperationCommand):
             help="only the message at this offset (may be repeated)",
         ),
         Argument("--error", metavar="TEXT", help="only messages whose last error contains TEXT"),
+        Argument("--key", help="only messages published with this key"),
         Argument("--task", metavar="PATH", help="only jobs of the task with this dotted path"),
         Argument("--at", parse=moment, metavar="WHEN", help=f"retry them at WHEN instead of now {IN_TIME_ZONE}"),
         Argument("--reset-attempts", action="store_true", help="count the attempts from 1 again"),
