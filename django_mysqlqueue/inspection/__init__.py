@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.bounds import CHECKS, EXACT, PAGES, SCRAPES, Bounds, StallTimes
     from django_mysqlqueue.inspection.causes import Cause, QueueStatus, find_causes, status_of
     from django_mysqlqueue.inspection.dead_letters import DeadLetterListing, DeadLetterSummary, list_dead_letters
-    from django_mysqlqueue.inspection.error_kinds import ErrorKind, ErrorListing, list_errors
+    from django_mysqlqueue.inspection.error_kinds import ErrorKind, ErrorListing, KeyShare, list_errors
     from django_mysqlqueue.inspection.health import HealthFinding, HealthLimits, HealthReport, check_health
     from django_mysqlqueue.inspection.jobs import (
         JobDetails,
@@ -98,6 +98,7 @@ __all__ = [
     "JobError",
     "JobListing",
     "JobSummary",
+    "KeyShare",
     "LogMessage",
     "MessageContent",
     "MessageHistory",
@@ -153,7 +154,7 @@ _HOMES = {
     ".bounds": "CHECKS EXACT PAGES SCRAPES Bounds StallTimes",
     ".causes": "Cause QueueStatus find_causes status_of",
     ".dead_letters": "DeadLetterListing DeadLetterSummary list_dead_letters",
-    ".error_kinds": "ErrorKind ErrorListing list_errors",
+    ".error_kinds": "ErrorKind ErrorListing KeyShare list_errors",
     ".health": "HealthFinding HealthLimits HealthReport check_health",
     ".jobs": "JobDetails JobError JobListing JobSummary count_jobs get_job list_jobs",
     ".log_entries": "LogMessage MessageListing list_messages",

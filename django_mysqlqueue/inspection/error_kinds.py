@@ -7,7 +7,7 @@ read up to a bound, which the groups share: a group leaves the rest of its share
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.service.groups import registered_refs
-from django_mysqlqueue.service.log import at_offsets
+from django_mysqlqueue.service.log import at_offsets, publisher_keys
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
@@ -35,6 +35,8 @@ from django_mysqlqueue.text.error_texts import BY_OPERATOR, STARTS, error_class,
 HOURS = 24
 """Number of hours up to now for which failed attempts are counted."""
 HOUR_MS = 3_600_000
+KEYS = 10
+"""Number of keys in a breakdown of a kind of error."""
 FAILED = (DeliveryEvent.Outcome.FAILED.value, DeliveryEvent.Outcome.DEAD_LETTERED.value)
 """The outcomes of failed attempts, and of messages that an operator has dead-lettered or that have expired."""
 NO_TEXT = "<no text>"
@@ -51,6 +53,21 @@ Shown = Callable[[str, str, bool], str]
 def whole_line(line: str, topic: str, cut: bool) -> str:  # noqa: FBT001
     """Return the last line of an error as it is stored, or as much of it as was read."""
     return line
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShare:
+    """How many of the failures of a kind, as far as they were read, are of messages with one key."""
+
+    key: str | None
+    """The key with which they were published, which of jobs is the dotted path of their task; None: without a key. A
+    hashed key is known as long as the message or its dead letter is in the log."""
+    retrying: int
+    """Messages that wait for another attempt, out of ``ErrorKind.retrying``."""
+    dead_letters: int
+    """Dead letters, out of ``ErrorKind.dead_letters``."""
+    attempts: int
+    """Failed attempts of the last 24 hours, out of ``ErrorKind.attempts``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,10 @@ class ErrorKind:
     """The offset of the newest dead letter in the DLQ topic."""
     tasks: tuple[str, ...] = ()
     """The dotted paths of the tasks of whose jobs the messages are, those with most messages first."""
+    keys: tuple[KeyShare, ...] = ()
+    """With ``by_key``, the ten keys with most failures: those of most messages first, then those of most attempts."""
+    more_keys: int = 0
+    """With ``by_key``, the number of further keys."""
 
     @property
     def error_class(self) -> str:
@@ -127,7 +148,13 @@ class ErrorListing:
 
 @checked()
 def list_errors(
-    *, topic: str | None = None, group: str | None = None, using: str | None = None, bounds: Bounds = PAGES
+    *,
+    topic: str | None = None,
+    group: str | None = None,
+    key: str | None = None,
+    by_key: bool = False,
+    using: str | None = None,
+    bounds: Bounds = PAGES,
 ) -> ErrorListing:
     """List the errors of handlers by group and kind: of messages in retry, of dead letters, and of past attempts.
 
@@ -137,6 +164,8 @@ def list_errors(
     Args:
         topic: only groups on this topic and on its DLQ topic.
         group: only this consumer group.
+        key: only failures of messages that were published with this key, among those that are read.
+        by_key: also return the keys with most failures of each kind.
         using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
             else the router's choice).
         bounds: about ``errors`` retrying messages, recorded deliveries and dead letters each are read, of all groups
@@ -146,7 +175,8 @@ def list_errors(
         InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         django.db.Error: the database refuses or does not answer.
     """
-    return find_errors(Session(queue_alias(using, topic=topic)), topic=topic, group=group, bounds=bounds)
+    session = Session(queue_alias(using, topic=topic))
+    return find_errors(session, topic=topic, group=group, key=key, by_key=by_key, bounds=bounds)
 
 
 def find_errors(
@@ -155,13 +185,15 @@ def find_errors(
     topic: str | None = None,
     group: str | None = None,
     topics: frozenset[str] | None = None,
+    key: str | None = None,
+    by_key: bool = False,
     shown: Shown = whole_line,
     bounds: Bounds = PAGES,
 ) -> ErrorListing:
     """List the errors of handlers by group and kind.
 
     ``topic``: only groups on this topic and on its DLQ topic. ``group``: only this consumer group. ``topics``: only
-    these topics and their DLQ topics; None: all.
+    these topics and their DLQ topics; None: all. ``key``, ``by_key``: as for ``list_errors``.
     """
     if topic is not None:
         only = frozenset({first_topic(topic)})
@@ -177,11 +209,12 @@ def find_errors(
     found.add_past(read)
     found.add_retrying(read)
     found.add_moved(read)
-    found.add_dead_letters(topics, group)
+    found.add_dead_letters(topics, group, key)
     settings = get_settings()
     unrecorded = tuple(ref for ref in read if settings.recorded_of(ref.group) == "none")
     are_kept = settings.history_retention >= HOURS * 3600
-    kinds = found.kinds({*read} - {*unrecorded} if are_kept else ())
+    recorded = {*read} - {*unrecorded} if are_kept else set()
+    kinds = found.kinds(recorded, key=key, by_key=by_key)
     return ErrorListing(
         tuple(sorted((one for one in kinds if one.retrying or one.dead_letters or one.attempts), key=_order)),
         found.whole and len(read) == len(refs),
@@ -195,25 +228,44 @@ def _order(kind: ErrorKind) -> tuple[int, int, int, GroupRef, str]:
     return -(kind.retrying.value + kind.dead_letters.value), -kind.attempts.value, -kind.last_at, kind.ref, kind.text
 
 
+class _Failure(NamedTuple):
+    """A failure of which the time is known."""
+
+    at: int
+    offset: int
+    """That of the message, or of a dead letter in its DLQ topic."""
+    message: int
+    """The offset of the message."""
+
+
 @dataclass(slots=True)
 class _Tally:
-    """What was read of a kind: offsets of messages, offsets of dead letters in their DLQ topic, and times."""
+    """What was read of a kind."""
 
     retrying: list[int] = field(default_factory=list)
-    dead: list[int] = field(default_factory=list)
-    failed_at: list[int] = field(default_factory=list)
-    dead_at: list[int] = field(default_factory=list)
-    moved_at: list[int] = field(default_factory=list)
-    """When attempts failed whose jobs wait in the outbox. Those that are recorded are in ``failed_at``, too."""
-    newest: int = 0
-    """The newest message that has failed."""
-    messages: set[int] = field(default_factory=set)
-    """The messages that have failed, and dead letters of those that are gone."""
+    """The offsets of messages."""
+    dead: list[_Failure] = field(default_factory=list)
+    failed: list[_Failure] = field(default_factory=list)
+    moved: list[_Failure] = field(default_factory=list)
+    """Attempts whose jobs wait in the outbox. Those that are recorded are in ``failed``, too."""
+
+    @property
+    def offsets(self) -> set[int]:
+        """The messages that have failed, and the dead letters."""
+        return {*self.retrying, *(one.offset for one in (*self.dead, *self.failed, *self.moved))}
+
+    @property
+    def newest(self) -> int:
+        """The newest message that has failed."""
+        return max((one.message for one in (*self.dead, *self.failed, *self.moved)), default=0)
+
+    def of(self, offsets: Container[int]) -> _Tally:
+        """Return what was read of some messages and dead letters."""
+        failures = ([one for one in those if one.offset in offsets] for those in (self.dead, self.failed, self.moved))
+        return _Tally([offset for offset in self.retrying if offset in offsets], *failures)
 
     def add_attempt(self, at: int, offset: int) -> None:
-        self.failed_at.append(at)
-        self.newest = max(self.newest, offset)
-        self.messages.add(offset)
+        self.failed.append(_Failure(at, offset, offset))
 
 
 class _Texts:
@@ -257,33 +309,47 @@ class _Reading:
         letters of the DLQ topic."""
         self._retrying: dict[GroupRef, bool] = {}
         self._dead: dict[str, bool] = {}
-        self._tasks: dict[int, str] = {}
-        """The tasks of jobs by message."""
+        self._partitions: dict[int, str] = {}
+        """The partition keys of messages and of dead letters, by offset."""
 
     @property
     def whole(self) -> bool:
         return all((*self._past.values(), *self._retrying.values(), *self._dead.values()))
 
-    def kinds(self, recorded: Collection[GroupRef]) -> list[ErrorKind]:
+    def kinds(self, recorded: Collection[GroupRef], *, key: str | None, by_key: bool) -> list[ErrorKind]:
         """Return the kinds.
 
-        ``recorded``: the groups whose attempts of the last ``HOURS`` hours are all recorded and kept.
+        ``recorded``: the groups whose attempts of the last ``HOURS`` hours are all recorded and kept. ``key``: only
+        failures of messages with this key. ``by_key``: whether to return the keys of each kind.
         """
-        of_jobs = [tally.messages for (ref, _), tally in self._tallies.items() if job_results.is_of_jobs(ref)]
-        self._tasks = job_results.tasks_of_messages(self._session, set().union(*of_jobs)) if of_jobs else {}
+        tallies = dict(self._tallies)
+        keys = self._keys() if by_key or key is not None else {}
+        if key is not None:
+            chosen = {offset for offset, one in keys.items() if one == key}
+            tallies = {kind: tally.of(chosen) for kind, tally in tallies.items()}
         return [
-            self._kind(ref, text, tally, attempts_whole=ref in recorded and self._past.get(ref, False))
-            for (ref, text), tally in self._tallies.items()
+            self._kind(ref, text, tally, keys, attempts_whole=ref in recorded and self._past.get(ref, False))
+            for (ref, text), tally in tallies.items()
         ]
 
-    def _kind(self, ref: GroupRef, text: str, tally: _Tally, *, attempts_whole: bool) -> ErrorKind:
+    def _keys(self) -> dict[int, str | None]:
+        """Return the keys of what was read, by offset. If a message is gone, its dead letter may have its key."""
+        keys = publisher_keys(self._session, self._partitions)
+        for one in (one for tally in self._tallies.values() for one in tally.dead):
+            keys[one.message] = keys[one.message] or keys[one.offset]
+        return keys
+
+    def _kind(
+        self, ref: GroupRef, text: str, tally: _Tally, keys: Mapping[int, str | None], *, attempts_whole: bool
+    ) -> ErrorKind:
         hours = [0] * HOURS
-        for at in tally.failed_at:
-            ago = max(0, self._now - at) // HOUR_MS
-            if ago < HOURS:
-                hours[HOURS - 1 - ago] += 1
-        times = tally.failed_at or tally.moved_at or tally.dead_at
-        tasks = sorted(self._tasks[offset] for offset in tally.messages if offset in self._tasks)
+        lately = [one for one in tally.failed if self._now - one.at < HOURS * HOUR_MS]
+        for one in lately:
+            hours[HOURS - 1 - max(0, self._now - one.at) // HOUR_MS] += 1
+        times = [one.at for one in tally.failed or tally.moved or tally.dead]
+        tasks = sorted(filter(None, (job_results.task_of(ref, self._partitions[offset]) for offset in tally.offsets)))
+        dead = [one.offset for one in tally.dead]
+        shares = _shares(keys, tally.retrying, dead, [one.offset for one in lately]) if keys else []
         return ErrorKind(
             ref,
             text,
@@ -294,8 +360,10 @@ class _Reading:
             first_at=min(times, default=0),
             last_at=max(times, default=0),
             offset=max(tally.retrying, default=tally.newest),
-            dead_letter=max(tally.dead, default=None),
+            dead_letter=max(dead, default=None),
             tasks=tuple(task for task, _ in Counter(tasks).most_common()),
+            keys=tuple(shares[:KEYS]),
+            more_keys=len(shares[KEYS:]),
         )
 
     def add_past(self, refs: Sequence[GroupRef]) -> None:
@@ -308,6 +376,7 @@ class _Reading:
                     text = self._texts.of(ref, one.end)
                     self._known.add((ref, one.offset, one.attempt, text))
                     self._known_dead.add(one.dead_letter)
+                    self._partitions[one.offset] = one.key
                     self._tallies[ref, text].add_attempt(one.at, one.offset)
 
     def add_retrying(self, refs: Sequence[GroupRef]) -> None:
@@ -319,7 +388,7 @@ class _Reading:
                     text = row.text(ref, self._texts)
                     tally = self._tallies[ref, text]
                     tally.retrying.append(row.offset)
-                    tally.messages.add(row.offset)
+                    self._partitions[row.offset] = row.key
                     if (ref, row.offset, row.attempts, text) not in self._known:
                         tally.add_attempt(row.at, row.offset)
 
@@ -335,18 +404,18 @@ class _Reading:
         for one in found:
             tally = self._tallies[one.ref, one.text]
             tally.retrying.append(one.offset)
-            tally.messages.add(one.offset)
-            tally.moved_at.append(one.at)
-            tally.newest = max(tally.newest, one.offset)
+            self._partitions[one.offset] = one.key
+            tally.moved.append(_Failure(one.at, one.offset, one.offset))
             if one.ref not in recorded:
-                tally.failed_at.append(one.at)
+                tally.add_attempt(one.at, one.offset)
 
-    def add_dead_letters(self, topics: frozenset[str] | None, group: str | None) -> None:
+    def add_dead_letters(self, topics: frozenset[str] | None, group: str | None, key: str | None) -> None:
         """Add dead letters, as many of each DLQ topic as its share of the bounds allows."""
         session, bounds = self._session, self._bounds
         numbers = {topic: number.value for topic, number in dlq_topics(session, topics, bounds=bounds)}
+        wanted = DeadLetterFilter("", group=group, key=key)
         matches = {
-            topic: look(session, DeadLetterFilter(topic, group=group), bounds=replace(bounds, dead_letters=most))
+            topic: look(session, wanted._replace(topic=topic), bounds=replace(bounds, dead_letters=most))
             for topic, most in deal(numbers, bounds.dead_letters).items()
         }
         shares = deal({topic: len(found.offsets) for topic, found in matches.items()}, bounds.errors)
@@ -354,12 +423,17 @@ class _Reading:
             self._dead[topic] = found.whole and len(found.offsets) <= shares[topic]
             for end in _ends(session, found, self._texts, shares[topic]):
                 tally = self._tallies[end.ref, end.text]
-                tally.dead.append(end.offset)
-                tally.messages.add(end.offset)
-                tally.dead_at.append(end.failed_at)
-                tally.newest = max(tally.newest, end.original_offset)
+                tally.dead.append(_Failure(end.failed_at, end.offset, end.original_offset))
+                self._partitions[end.offset] = self._partitions[end.original_offset] = end.key
                 if end.is_attempt and end.message_id not in self._known_dead:
                     tally.add_attempt(end.failed_at, end.original_offset)
+
+
+def _shares(keys: Mapping[int, str | None], *offsets: Sequence[int]) -> list[KeyShare]:
+    """Return how many of retrying messages, of dead letters and of attempts have each key; most messages first."""
+    numbers = [Counter(keys[offset] for offset in those) for those in offsets]
+    found = [KeyShare(key, *(number[key] for number in numbers)) for key in {key for one in numbers for key in one}]
+    return sorted(found, key=lambda one: (-one.retrying - one.dead_letters, -one.attempts, one.key or ""))
 
 
 # -- messages that wait for another attempt ---------------------------------------
@@ -371,6 +445,7 @@ class _Unsettled(NamedTuple):
     at: int
     token: int
     by: str
+    key: str
     end: str
 
     @property
@@ -387,6 +462,7 @@ def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[Gr
     """Return deliveries of groups that are not settled; those that wait longest first."""
     select = (
         "SELECT consumer_group, topic, message_offset, retry_count, delivered_at, delivery_token, delivered_by, "
+        "partition_key, "
         f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
         "ORDER BY invisible_until DESC LIMIT %s"
     )
@@ -405,6 +481,7 @@ class _Moved(NamedTuple):
     """That of the message with which it was enqueued."""
     at: int
     """When its last attempt failed."""
+    key: str
 
 
 def _moved(session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: Bounds) -> tuple[list[_Moved], bool]:
@@ -420,9 +497,9 @@ def _moved(session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: 
     joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
     lines = {job: error_line(end) for job, end in session.joined(select, "i", {row.id for row in read}, joins)}
     found = []
-    for topic, job, offset, at in read:
+    for topic, job, offset, at, key in read:
         line, cut = lines.get(job, ("", False))
-        found.append(_Moved(queues[topic], texts.of_line(queues[topic], line, is_cut=cut), offset, at))
+        found.append(_Moved(queues[topic], texts.of_line(queues[topic], line, is_cut=cut), offset, at, key))
     return found, is_read and len(read) == len(waiting)
 
 
@@ -448,6 +525,7 @@ def retrying_of_kind(
 
 
 class _Attempt(NamedTuple):
+    key: str
     offset: int
     attempt: int
     outcome: str
@@ -461,7 +539,7 @@ class _Attempt(NamedTuple):
 def _past(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[_Attempt]]:
     """Return recorded deliveries of groups, newest first."""
     select = (
-        "SELECT consumer_group, topic, id, message_offset, attempt, outcome, settled_at, "
+        "SELECT consumer_group, topic, id, partition_key, message_offset, attempt, outcome, settled_at, "
         f"related_id, SUBSTR(error, 1, {STARTS}), {session.dialect.ending('error', LINE)} FROM {EVENTS}"
         f"{session.dialect.force_index('queue_delivery_events_group')} "
         "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s"
@@ -485,6 +563,7 @@ class _End(NamedTuple):
     failed_at: int
     original_offset: int
     message_id: str
+    key: str
 
 
 def of_kind(
@@ -504,7 +583,7 @@ def _ends(session: Session, found: DeadLetterMatches, texts: _Texts, most: int) 
     """Yield the ends of the errors of the newest matches."""
     columns = (
         f"m.`offset`, m.failed_group, m.original_topic, SUBSTR(m.last_error, 1, {STARTS}), "
-        f"{session.dialect.ending('m.last_error', LINE)}, m.failed_at, m.original_offset, m.id"
+        f"{session.dialect.ending('m.last_error', LINE)}, m.failed_at, m.original_offset, m.id, m.partition_key"
     )
     for offset, group, topic, start, end, *rest in at_offsets(session, columns, found.offsets[:most]):
         ref = GroupRef(group, topic)

@@ -326,6 +326,8 @@ class FailedJob(NamedTuple):
     """That of the message with which it was enqueued."""
     at: int
     """When its last attempt failed, in epoch milliseconds."""
+    key: str
+    """The partition key."""
 
 
 def failed_ones(session: Session, *, most: int) -> tuple[list[FailedJob], bool]:
@@ -335,8 +337,8 @@ def failed_ones(session: Session, *, most: int) -> tuple[list[FailedJob], bool]:
         f"ORDER BY {DUE_ORDER} LIMIT "
     )
     rows = session.rows(
-        "SELECT w.topic, w.original_id, w.original_offset, w.created_at FROM (SELECT topic, target_group, original_id, "
-        f"original_offset, failure_count, created_at {next_ones}%s) w "
+        "SELECT w.topic, w.original_id, w.original_offset, w.created_at, w.partition_key FROM (SELECT topic, "
+        f"target_group, original_id, original_offset, failure_count, created_at, partition_key {next_ones}%s) w "
         "WHERE w.target_group = %s AND w.original_id <> '' AND w.failure_count > 0",
         (most, JOB_GROUP),
     )

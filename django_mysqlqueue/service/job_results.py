@@ -33,7 +33,7 @@ from django_mysqlqueue.service.job_rows import (
     with_error,
 )
 from django_mysqlqueue.service.job_stages import Changes
-from django_mysqlqueue.service.log import PUBLISHED_ID, at_offsets
+from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Retry, Session, run
 
@@ -206,12 +206,6 @@ def of_messages(session: Session, offsets: Iterable[int]) -> dict[int, str]:
     hint = session.dialect.force_index("PRIMARY")
     select = f"SELECT m.`offset`, {PUBLISHED_ID} FROM {LOG} m{hint} WHERE m.`offset` IN {{keys}}"
     return dict(session.among(select, offsets))
-
-
-def tasks_of_messages(session: Session, offsets: Collection[int]) -> dict[int, str]:
-    """Return the paths of the tasks of jobs by the offsets of their messages, as far as log and results have them."""
-    joins = f"{session.dialect.join_to(RESULTS, 'r')} ON r.id = {PUBLISHED_ID}"
-    return dict(at_offsets(session, "m.`offset`, r.task_path", offsets, joins=joins))
 
 
 def wait_until(session: Session, offsets: Collection[int], at: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.inspection import Bounds, Count, get_group, list_errors
+from django_mysqlqueue.inspection import Bounds, Count, KeyShare, get_group, list_errors
 from django_mysqlqueue.inspection.error_kinds import LOST_TEXT, deal, retrying_of_kind, whole_line
-from django_mysqlqueue.models import DeliveryEvent, DeliveryState
+from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.testing import _advance
@@ -299,3 +301,90 @@ def test_a_message_that_waits_after_a_loss_says_so(clock, mode):
     assert retrying_of_kind(Session(USING), GroupRef("g", "t"), LOST_TEXT, shown=whole_line) == ([offset], True)
     DeliveryState.objects.update(last_error="ValueError: no 1")
     assert counts() == {("g", "t", KIND): ("1", "0", "1")}
+
+
+# -- by key --------------------------------------------------------------------------------
+
+
+def failing_keys(numbers, **options):
+    """As many messages of each key, of which each attempt fails; every second one has a priority."""
+    publish_many(
+        "t",
+        (Message(number, key=key, priority=number % 2) for key, many in numbers.items() for number in range(many)),
+    )
+    sequence()
+    sub = Sub(handler("t", "g", fail, **{"max_attempts": 9, "backoff": WAITS, "mode": "shared"} | options))
+    sub.settle()
+    sub.leave()
+    sequence()
+
+
+@pytest.mark.parametrize("options", [{}, {"TOPICS": {"t": {"PARTITIONS": 2}}}], ids=["own partitions", "hashed"])
+def test_the_keys_of_a_kind(settings, options):
+    settings.MYSQLQUEUE = options
+    failing_keys({"a": 1, "b": 2, None: 1}, max_attempts=1)
+    failing_keys({"b": 3, "c": 1})
+    (kind,) = list_errors(by_key=True).kinds
+    assert kind.keys == (
+        KeyShare("b", 3, 2, 5),
+        KeyShare(None, 0, 1, 1),
+        KeyShare("a", 0, 1, 1),
+        KeyShare("c", 1, 0, 1),
+    )
+    for name in ("retrying", "dead_letters", "attempts"):
+        assert sum(getattr(one, name) for one in kind.keys) == getattr(kind, name).value
+    assert kind.more_keys == 0
+    assert list_errors().kinds[0].keys == ()
+
+
+def test_the_ten_keys_with_most_failures():
+    failing_keys({f"k{number:02}": 1 + (number == 7) for number in range(13)})
+    (kind,) = list_errors(by_key=True).kinds
+    assert [one.key for one in kind.keys] == ["k07", *(f"k{number:02}" for number in range(10) if number != 7)]
+    assert kind.more_keys == 3
+
+
+def test_attempts_of_a_key_are_those_of_a_day():
+    failing_keys({"a": 2})
+    DeliveryEvent.objects.filter(message_offset=offsets_of()[0]).update(settled_at=1)
+    (kind,) = list_errors(by_key=True).kinds
+    assert kind.keys == (KeyShare("a", 2, 0, 1),)
+    assert kind.attempts.value == 1
+
+
+def test_the_keys_of_a_kind_are_of_what_was_read():
+    failing_keys({"a": 3, "b": 1})
+    (kind,) = list_errors(by_key=True, bounds=Bounds(errors=2)).kinds
+    assert str(kind.retrying) == "2+"
+    assert sum(one.retrying for one in kind.keys) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"TOPICS": {"t": {"PARTITIONS": 2}}}], ids=["own partitions", "hashed"])
+def test_errors_of_a_key(settings, options):
+    settings.MYSQLQUEUE = options
+    failing_keys({"a": 1, "b": 2}, max_attempts=1)
+    failing_keys({"b": 1, "c": 1})
+    assert counts(key="b") == {("g", "t", KIND): ("1", "2", "3")}
+    assert counts(key="c") == {("g", "t", KIND): ("1", "0", "1")}
+    assert counts(key="d") == {}
+    (kind,) = list_errors(key="a").kinds
+    assert kind.offset == offsets_of()[0]
+    assert kind.dead_letter in offsets_of("t_dlq")
+
+
+def test_the_key_of_a_dead_letter_whose_message_is_gone(settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 2}}}
+    failing_keys({"a": 2}, max_attempts=1)
+    QueueMessage.objects.filter(topic="t").delete()
+    assert list_errors(by_key=True).kinds[0].keys == (KeyShare("a", 0, 2, 2),)
+
+
+def test_who_does_not_ask_for_keys_sends_no_further_statement(settings):
+    settings.MYSQLQUEUE = {"TOPICS": {"t": {"PARTITIONS": 2}}}
+    failing_keys({"a": 2}, max_attempts=1)
+    sent = []
+    for by_key in (False, True):
+        with CaptureQueriesContext(connection) as captured:
+            list_errors(by_key=by_key)
+        sent.append(len(captured))
+    assert sent[1] == sent[0] + 1

@@ -84,6 +84,15 @@ def test_errors_are_listed_by_kind(db):
     assert second["dead_letter"] == QueueMessage.objects.filter(topic="t_dlq").latest("offset").offset
 
 
+def test_errors_of_a_key(db):
+    publish_many("t", (Message(number, key="ab"[number % 2]) for number in range(3)))
+    Sub(handler(function=fail, max_attempts=1)).settle()
+    sequence()
+    assert [row["dead letters"] for row in table(run("queuestatus"), "Errors")] == ["3"]
+    assert [row["dead letters"] for row in table(run("queuestatus", "--key", "b"), "Errors")] == ["1"]
+    assert json.loads(run("queuestatus", "--key", "c", "--format", "json"))["errors"] == []
+
+
 def test_at_most_twenty_errors_are_shown(db):
     def function(delivery):
         raise ValueError("x" * (delivery.payload + 1))

@@ -140,6 +140,7 @@ def test_another_size(world):
     [
         ({"TERM": "dumb"}, [], "but TERM is 'dumb': use --format json, or omit --watch."),
         ({"TERM": ""}, [], "but TERM is '': use --format json"),
+        ({}, ["--key", "a"], "--watch shows all keys: it cannot be combined with --key."),
         ({}, ["--format", "json"], "--watch shows a screen: it cannot be combined with --format json."),
         ({}, ["--watch", "0"], "'0': must be a number of seconds from 0.5 to 3600"),
         ({}, ["--watch", "nan"], "'nan': must be a number of seconds"),

@@ -470,7 +470,6 @@ def _read_jobs() -> None:
     assert found is not None
     offset = jobs.message_offset(session, found.summary)
     assert offset
-    assert job_results.tasks_of_messages(session, [offset]) == {offset: found.summary.task}
     assert {one.task for one in summarize_tasks(using=USING).tasks} >= {found.summary.task}
     found_topics = summarize_topics(session, ["t"], (), 0, bounds=dataclasses.replace(PAGES, count=0))
     assert found_topics[0].oldest_at
@@ -683,6 +682,8 @@ def _operate(ref: GroupRef) -> None:
         dead_letters.look(session, DeadLetterFilter("t_dlq", error="no"))
         for bounds in (PAGES, Bounds(dead_letters=1)):
             assert dead_letters.look(session, DeadLetterFilter("t_dlq", key="k1"), bounds=bounds).offsets
+        assert next(one.keys for one in list_errors(by_key=True, using=USING).kinds)
+        assert list_errors(key="k1", using=USING).kinds
         full = dead_letters.one(session, dead_letters.at(session, found.offsets)[0].offset)
         assert full is not None
         message_history.recorded(session, full.listed.original_offset)

@@ -95,6 +95,7 @@ class Command(ReadingCommand):
     def add_arguments(self, parser: Any) -> None:
         super().add_arguments(parser)
         add_format(parser)
+        parser.add_argument("--key", help="list only errors of messages published with this key")
         parser.add_argument(
             "--watch",
             nargs="?",
@@ -113,6 +114,8 @@ class Command(ReadingCommand):
             self._watch(options)
 
     def _watch(self, options: dict[str, Any]) -> None:
+        if options["key"] is not None:
+            raise CommandError("--watch shows all keys: it cannot be combined with --key.")
         if options["format"] == "json":
             raise CommandError("--watch shows a screen: it cannot be combined with --format json.")
         watching.require_terminal(self.stdout, os.environ)
@@ -141,7 +144,7 @@ class Command(ReadingCommand):
             sys.exit(INTERRUPTED)
 
     def read(self, using: str, options: dict[str, Any]) -> Status:
-        return read_status(using)
+        return read_status(using, key=options["key"])
 
     def as_json(self, using: str, found: Status) -> dict[str, Any]:
         queue = found.queue
@@ -472,10 +475,10 @@ def _state(group: GroupOverview) -> str:
     return " (paused)" if group.paused else ""
 
 
-def read_status(using: str, bounds: Bounds = EXACT) -> Status:
+def read_status(using: str, bounds: Bounds = EXACT, *, key: str | None = None) -> Status:
     """Return the state of the queue.
 
-    ``bounds``: limits of the counts; by default they are exact.
+    ``bounds``: limits of the counts; by default they are exact. ``key``: only errors of messages with this key.
     """
     session = Session(using)
     queue = get_overview(using=using, bounds=bounds)
@@ -487,7 +490,7 @@ def read_status(using: str, bounds: Bounds = EXACT) -> Status:
         passed[bucket.ref] += bucket.passed
     pauses = operations_log.pauses_of(session, {one.ref: one.registered_at for one in queue.groups if one.paused})
     state = state_of(queue, find_problems(queue))
-    topics, errors = read_topics(session, queue.now), list_errors(using=using)
+    topics, errors = read_topics(session, queue.now), list_errors(key=key, using=using)
     has_jobs = any(is_of_jobs(one.ref) for one in queue.groups)
     waiting = jobs.waiting(session, limit=WAITING_JOBS) if has_jobs else []
     tasks = summarize_tasks(using=using, bounds=bounds)
