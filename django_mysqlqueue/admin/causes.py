@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.error_texts import ErrorTexts
+from django_mysqlqueue.admin.permissions import may_operate
 from django_mysqlqueue.inspection import Cause, Problem, QueueStatus
+from django_mysqlqueue.options.topics import dlq_topic
 
 CAUSES = 7
 """Maximum number of causes that a page shows without a click."""
 SYMPTOMS = 50
 """Maximum number of problems that are listed for a cause."""
+BUTTONS = {
+    "pause": gettext_lazy("Pause group"),
+    "resume": gettext_lazy("Resume group"),
+    "resume-task": gettext_lazy("Resume task"),
+    "retry": gettext_lazy("Retry now"),
+    "redrive": gettext_lazy("Redrive"),
+    "requeue-topic": gettext_lazy("Requeue"),
+}
+"""By operation of the dashboard, the text of its button beside a cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Button:
+    """A link to the form of an operation."""
+
+    link: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +51,7 @@ class ShownCause:
     """A cause in a list."""
 
     cause: Cause
+    """With the error in its text, if the user may view it."""
     id: str
     """The same after a refresh, so that what is expanded stays so."""
     link: str
@@ -40,14 +61,18 @@ class ShownCause:
     error: str
     """The most frequent error, redacted."""
     symptoms: list[Linked]
-    """The problems that it explains, if there are several; at most ``SYMPTOMS``."""
+    """Those of its problems that say more than its text; at most ``SYMPTOMS``."""
+    number: int
+    """How many there are."""
+    button: Button | None
+    """The operation that is the next step; None if none is, or the user may not run it."""
     alias: str = ""
     """The database, on the page of all databases."""
 
     @property
     def more_symptoms(self) -> int:
-        """How many of its problems are not listed."""
-        return len(self.cause.problems) - len(self.symptoms) if self.symptoms else 0
+        """How many of them are not listed."""
+        return self.number - len(self.symptoms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +82,15 @@ class Banner:
     status: QueueStatus
     link: str = ""
     action: str = ""
+    button: Button | None = None
 
 
-def banner(dashboard: DashboardContext, status: QueueStatus) -> Banner:
-    """Return the banner for a state, with a link to the page for the next step."""
-    if status.cause is None or status.state == "ok":
+def banner(dashboard: DashboardContext, status: QueueStatus, errors: ErrorTexts) -> Banner:
+    """Return the banner for a state, with the next step: a link to the page for it, and the operation."""
+    if (cause := status.cause) is None or status.state == "ok":
         return Banner(status)
-    return Banner(status, *_link(dashboard, status.cause))
+    status = replace(status, text=status.headline(_error(cause, errors)))
+    return Banner(status, *_link(dashboard, cause), _button(dashboard, cause, errors))
 
 
 def shown(
@@ -74,15 +101,44 @@ def shown(
 
 
 def _shown(dashboard: DashboardContext, cause: Cause, now: int, errors: ErrorTexts, alias: str) -> ShownCause:
-    first = cause.problems[0]
+    first, found = cause.problems[0], cause.symptoms
     name = first.ref or first.topic or first.database or ""
-    error, sample = "", cause.sample
-    if sample is not None and (topic := sample.ref.topic if sample.ref else sample.topic):
-        error = errors.whole(sample.error, topic)
-    several = len(cause.problems) > 1
-    symptoms = [Linked(one, *link_of(dashboard, one)) for one in cause.problems[:SYMPTOMS]] if several else []
-    place = f"mq-cause-{alias}-{cause.kind}-{name}".replace(" ", "-")
-    return ShownCause(cause, place, *_link(dashboard, cause), cause.facts(now), error, symptoms, alias)
+    error = _error(cause, errors)
+    return ShownCause(
+        replace(cause, text=cause.headline(error)),
+        f"mq-cause-{alias}-{cause.kind}-{name}".replace(" ", "-"),
+        *_link(dashboard, cause),
+        cause.facts(now),
+        error,
+        [Linked(one, *link_of(dashboard, one)) for one in found[:SYMPTOMS]],
+        len(found),
+        _button(dashboard, cause, errors),
+        alias,
+    )
+
+
+def _error(cause: Cause, errors: ErrorTexts) -> str:
+    """Return the most frequent error as the user may see it; empty if none is known."""
+    sample = cause.sample
+    topic = "" if sample is None else sample.ref.topic if sample.ref else sample.topic
+    return errors.whole(cause.error, topic) if topic else ""
+
+
+def _button(dashboard: DashboardContext, cause: Cause, errors: ErrorTexts) -> Button | None:
+    """Return the operation that is the next step, if it is about one group or topic on which the user may run it."""
+    first, name = cause.problems[0], str(cause.operation)
+    alike = {(one.ref, one.topic, one.task) for one in cause.problems if one.kind == cause.kind}
+    topic = first.ref.topic if first.ref else first.topic
+    if not name or not topic or len(alike) > 1 or len(cause.refs) > 1 or not may_operate(errors.request, topic):
+        return None
+    given: dict[str, object] = {"topic": topic, "group": first.ref.group if first.ref else "", "task": first.task}
+    if name == "redrive":
+        given |= {"topic": dlq_topic(topic), "upto": first.upto}
+    elif name == "requeue":
+        name, given["upto"] = "requeue-topic", first.upto
+    elif name == "resume" and first.task:
+        name = "resume-task"
+    return Button(dashboard.do(errors.request, name, **given), str(BUTTONS[name]))
 
 
 def _link(dashboard: DashboardContext, cause: Cause) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.admin.permissions import databases_to_view, may_view_in
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.text.addresses import url
+from django_mysqlqueue.text.addresses import do_url, url
 from django_mysqlqueue.text.escaping import visible
 
 FOLDER = "admin/django_mysqlqueue/dashboard"
@@ -66,6 +66,12 @@ class DashboardContext:
     def url(self, name: str, **parameters: object) -> str:
         """Return the URL of a page on the same database."""
         return url(self.site.name, name, **{"database": self.database, **parameters})
+
+    def do(self, request: HttpRequest, name: str, **parameters: object) -> str:
+        """Return the URL of an operation's page on the same database, which returns to the page of the request."""
+        return do_url(
+            self.site.name, name, **{"database": self.database, **parameters, "next": request.get_full_path()}
+        )
 
     def response(
         self, request: HttpRequest, template: str, context: dict[str, Any], status: int = 200

@@ -14,13 +14,13 @@ class ErrorTexts:
     """The texts of errors for one user: redacted, and without those of jobs if the user may not view them."""
 
     def __init__(self, request: HttpRequest) -> None:
-        self._request = request
+        self.request = request
         self._shows: dict[str, bool] = {}
 
     def shows(self, topic: str) -> bool:
         """Return True if the user may view the texts of errors of a topic."""
         if topic not in self._shows:
-            self._shows[topic] = may_see_errors(self._request, topic)
+            self._shows[topic] = may_see_errors(self.request, topic)
         return self._shows[topic]
 
     def whole(self, text: str, topic: str) -> str:

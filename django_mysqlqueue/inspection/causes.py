@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -16,23 +17,29 @@ from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import (
     ADVICE,
     FAILURES,
+    NONE,
     NOTE,
+    OPERATIONS,
     SEVERAL,
     STOPPING,
     UNSERVED,
     Kind,
+    Operation,
     Problem,
     age,
+    most_frequent,
     waiting,
 )
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.text.error_texts import masked
+from django_mysqlqueue.text.error_texts import error_name, masked
 from django_mysqlqueue.text.humanize import duration, since_text
 
 NAMED = 3
 """Maximum number of names in the text of a cause."""
+WITH_ERROR = (*FAILURES[:-1], "broken")
+"""Kinds of problems whose headline ends with the name of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,38 @@ class Cause:
     problems: tuple[Problem, ...]
     """The problems that it explains, the most telling one first."""
     text: str
-    """A description in the active language."""
+    """A description in the active language, without an error: see ``headline``."""
     advice: str
     """The next step, in the active language."""
     sample: Problem | None = None
     """A problem with the most frequent error of its messages or subscribers; None if no error is known. The error may
     contain personal data."""
+    operation: Operation = ""
+    """The operation that is the next step; empty if none is."""
+
+    @property
+    def error(self) -> str:
+        """The error of the sample; empty if no error is known."""
+        return "" if self.sample is None else self.sample.error
+
+    def headline(self, error: str | None = None) -> str:
+        """Return the text with the name of the most frequent error, such as ``PartnerTimeout`` or ``HTTP 429``.
+
+        Args:
+            error: the error as it may be shown; None for that of the sample.
+        """
+        return self.told(self.text, error)
+
+    def told(self, text: str, error: str | None = None) -> str:
+        """Return a text that ends with that of the cause, with the name of the error."""
+        name = error_name(self.error if error is None else error) if self.kind in WITH_ERROR else ""
+        return f"{text.removesuffix('.')}: {name}." if name else text
+
+    @property
+    def symptoms(self) -> tuple[Problem, ...]:
+        """The problems that say more than the text; none if there is only one."""
+        several = self.problems if len(self.problems) > 1 else ()
+        return tuple(one for one in several if one.text.removesuffix(".") not in self.text)
 
     @property
     def severity(self) -> int:
@@ -71,7 +104,7 @@ class Cause:
 
     @property
     def messages(self) -> Count:
-        """The messages that wait, as the problems count them. Those of one partition are counted once."""
+        """The messages that wait, as the problems count them. Those of a partition or group are counted once."""
         return self._sum(lambda problem: problem.messages)
 
     @property
@@ -85,12 +118,13 @@ class Cause:
         return self.severity, -self.harm.value, -self.messages.value
 
     def _sum(self, of: Callable[[Problem], Count]) -> Count:
-        found: dict[object, Count] = {}
+        found: defaultdict[object, dict[object, Count]] = defaultdict(dict)
         # Those in the outbox are part of what waits for their groups.
         for problem in [one for one in self.problems if one.ref is not None] or self.problems:
-            place = (problem.ref, problem.key, problem.offset, problem.topic, problem.database)
-            found[place] = max(found.get(place, Count(0)), of(problem), key=lambda count: count.value)
-        return total(found.values())
+            parts = found[problem.ref, problem.topic, problem.database]
+            part = (problem.key, problem.offset)
+            parts[part] = _larger(parts.get(part, NONE), of(problem))
+        return total(_larger(parts.pop((None, None), NONE), total(parts.values())) for parts in found.values())
 
     @property
     def since(self) -> int | None:
@@ -115,20 +149,39 @@ class Cause:
         """
         parts: list[str] = []
         refs, partitions, messages = len(self.refs), self.partitions, self.messages
-        is_single = len(self.problems) == 1  # Its text has the numbers.
+        # The texts of other kinds have the number.
+        is_told = len(self.problems) == 1 and self.kind not in ("failing", "retrying")
         if refs > 1:
             parts.append(ngettext("%(number)s group", "%(number)s groups", refs) % {"number": f"{refs:,}"})
         if partitions > 1:
             text = ngettext("%(number)s partition", "%(number)s partitions", partitions)
             parts.append(text % {"number": f"{partitions:,}"})
-        if messages and not is_single:
+        if messages and not is_told:
             text = ngettext("%(number)s waiting message", "%(number)s waiting messages", messages.value)
             parts.append(text % {"number": messages})
+        parts += self._costs()
         if self.since is not None:
             parts.append(_("since %(time)s") % {"time": when(self.since, now)})
         elif self.oldest_at is not None:
             parts.append(_("oldest message since %(time)s") % {"time": when(self.oldest_at, now)})
         return " · ".join(parts)
+
+    def _costs(self) -> Iterator[str]:
+        """Yield what it costs if nobody does anything, each time the largest number of a group or topic."""
+        soon = {
+            one.ref: one.dead_lettered_soon for one in sorted(self.problems, key=lambda one: one.dead_lettered_soon)
+        }
+        if number := sum(soon.values()):
+            text = ngettext(
+                "about %(number)s message will be dead-lettered within an hour",
+                "about %(number)s messages will be dead-lettered within an hour",
+                number,
+            )
+            yield text % {"number": f"{number:,}"}
+        held = {one.ref and one.ref.topic: one.disk for one in sorted(self.problems, key=lambda one: one.disk.value)}
+        if disk := total(held.values()):
+            text = _("≈ %(size)s of disk") if disk.exact else _("≈ %(size)s of disk or more")
+            yield text % {"size": filesizeformat(disk.value)}
 
 
 @checked()
@@ -185,6 +238,10 @@ def find_causes(
     return sorted(found, key=lambda cause: cause.rank)
 
 
+def _larger(one: Count, other: Count) -> Count:
+    return max(one, other, key=lambda count: count.value)
+
+
 def _needs_a_subscriber(problem: Problem) -> bool:
     return problem.kind in ("no_subscriber", "silent", "outbox", "outbox_behind") or (
         problem.kind == "recurring" and problem.severity == 0
@@ -223,10 +280,8 @@ def _by_failure(problems: Iterable[Problem]) -> dict[object, list[Problem]]:
 def _sample(problems: Iterable[Problem]) -> Problem | None:
     """Return a problem with the most frequent error, apart from numbers and the like; None if no error is known."""
     failed = [one for one in problems if one.error]
-    if not failed:
-        return None
-    ((most, _number),) = Counter(masked(one.error) for one in failed).most_common(1)
-    return next(one for one in failed if masked(one.error) == most)
+    most = most_frequent(one.error for one in failed)
+    return next((one for one in failed if one.error == most), None)
 
 
 def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
@@ -242,18 +297,13 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     if len(refs) > 1 and main.kind == "dead_letters":
         return _several(overview, ordered)
     if len(refs) > 1:
-        text = _("The handlers of %(number)s groups fail with the same error: %(names)s.")
+        text = _("%(number)s groups fail with the same error (%(names)s).")
         text %= {"number": f"{len(refs):,}", "names": _names(map(str, refs))}
     elif main.kind == "stuck" and len(stuck) > 1:
-        text = ""
+        text = _stuck_text(overview, stuck)
     else:
         text = main.text
-    dead = [one for one in ordered if one.kind == "dead_letters"]
-    if len(refs) == 1 and dead and main.kind not in ("dead_letters", "recent_dead_letters"):
-        text = f"{text} {dead[0].text}".strip()
-    if len(stuck) > 1 or (stuck and main is not stuck[0]):
-        text = f"{text} {_stuck_text(overview, stuck)}".strip()
-    return Cause(ordered, text, _advice(ordered), _sample(ordered))
+    return Cause(ordered, text, *_step(ordered))
 
 
 def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
@@ -287,7 +337,7 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     problems = sorted(problems, key=lambda one: one.kind in UNSERVED)
     main = problems[0]
     alike = [one for one in problems if one.kind == main.kind]
-    cause = Cause(tuple(problems), main.text, _advice(alike), _sample(alike))
+    cause = Cause(tuple(problems), main.text, *_step(alike))
     names = sorted({_name(one) for one in alike} - {""})
     if len(names) < 2:
         return cause
@@ -298,10 +348,17 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     return replace(cause, text="; ".join(parts) + ".")
 
 
-def _advice(problems: Sequence[Problem]) -> str:
-    """Return the next step for the most telling kind of problem, unless all problems of it have another one."""
-    alike = {one.advice for one in problems if one.kind == problems[0].kind}
-    return (alike.pop() if len(alike) == 1 else "") or str(ADVICE[problems[0].kind])
+def _step(problems: Sequence[Problem]) -> tuple[str, Problem | None, Operation]:
+    """Return the next step for the most telling kind of problem, unless all problems of it have another one.
+
+    With it, return the sample of the errors, and the operation that the step is.
+    """
+    kind = problems[0].kind
+    alike = {(one.advice, one.operation) for one in problems if one.kind == kind}
+    advice, operation = alike.pop() if len(alike) == 1 else ("", "")
+    if not advice:
+        advice, operation = str(ADVICE[kind]), OPERATIONS.get(kind, "")
+    return advice, _sample(problems), operation
 
 
 def _name(problem: Problem) -> str:
@@ -338,7 +395,7 @@ class QueueStatus:
     """``"stopped"``: no group that has messages, without those that are paused or move, processes any, or no message
     leaves the outbox; ``"degraded"``: there is another problem that is not only for information; else ``"ok"``."""
     text: str
-    """What is wrong: the worst cause of the state; or that nothing is."""
+    """What is wrong: the worst cause of the state; or that nothing is. It contains no error: see ``headline``."""
     advice: str = ""
     """The next step; empty if there is none."""
     cause: Cause | None = None
@@ -348,6 +405,14 @@ class QueueStatus:
     def name(self) -> str:
         """The state in the active language."""
         return str(NAMES[self.state])
+
+    def headline(self, error: str | None = None) -> str:
+        """Return the text with the name of the error.
+
+        Args:
+            error: the error of the cause as it may be shown; None for that of its sample.
+        """
+        return self.text if self.cause is None or self.state == "ok" else self.cause.told(self.text, error)
 
 
 @dataclass(frozen=True, slots=True)

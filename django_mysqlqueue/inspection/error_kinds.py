@@ -368,7 +368,7 @@ class _Reading:
 
     def add_past(self, refs: Sequence[GroupRef]) -> None:
         """Add recorded attempts."""
-        found, self._past = read_shares(partial(_past, self._session), refs, self._bounds.errors)
+        found, self._past = read_shares(partial(recorded_deliveries, self._session), refs, self._bounds.errors)
         for ref, attempts in found.items():
             self._past[ref] |= attempts[-1].at < self._now - HOURS * HOUR_MS
             for one in attempts:
@@ -536,7 +536,7 @@ class _Attempt(NamedTuple):
     end: str
 
 
-def _past(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[_Attempt]]:
+def recorded_deliveries(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[_Attempt]]:
     """Return recorded deliveries of groups, newest first."""
     select = (
         "SELECT consumer_group, topic, id, partition_key, message_offset, attempt, outcome, settled_at, "

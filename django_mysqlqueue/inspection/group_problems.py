@@ -14,7 +14,7 @@ from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.failing_tasks import FailingTasks
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
-from django_mysqlqueue.inspection.problem import Problem, age, waiting
+from django_mysqlqueue.inspection.problem import NONE, Operation, Problem, age, most_frequent, waiting
 from django_mysqlqueue.inspection.retried_keys import KEYS, RetriedKeys
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.names.keys import lane_of
@@ -150,7 +150,7 @@ def failures(
         harmed = group.retrying + recent
         yield from _failing(group, attempts, now, run, harmed, harmed.value + _held_up(group, handler))
     if most is not None and recent.value > most:
-        text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s; the limit is %(limit)s.")
+        text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s (limit %(limit)s).")
         values = {"ref": ref, "number": str(recent), "window": duration(attempts.window), "limit": f"{most:,}"}
         since = None if attempts.past is None else attempts.past.dead_since
         yield Problem(0, "recent_dead_letters", text % values, ref, since=since, failed=recent)
@@ -194,36 +194,57 @@ def _failing(
         acked = sum(one.acked for one in past.minutes if one.at > begin)
     # A few failed attempts may all be of one message, so they are only for information.
     judged = rule.share < 1 and ended.attempts >= rule.newest
-    # Nothing is left to pause if all messages are in the DLQ.
-    advice = "" if group.has_work else _("Fix the cause, then redrive the dead letters.")
+    step: tuple[str, Operation] = ("", "")
     if group.paused:
-        advice = _("Fix the cause, then resume the group.")
+        step = _("Fix the cause, then resume the group."), "resume"
+    elif not group.has_work:  # Nothing is left to pause if all messages are in the DLQ.
+        step = _("Fix the cause, then redrive the dead letters."), "redrive"
     others = messages - attempts.explained
-    if not acked:
-        text = ngettext(
-            "Every attempt of %(ref)s fails: %(number)s failure and no success in the last %(window)s.",
-            "Every attempt of %(ref)s fails: %(number)s failures and no success in the last %(window)s.",
-            ended.failed,
-        )
-        values = {"ref": ref, "number": f"{ended.failed:,}", "window": duration(window)}
-        # One message that is tried again and again does not make an outage.
-        severity = 0 if judged and (messages > 1 or not harmed.exact) else 1
-        found = Problem(severity, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
-        if (tasks := attempts.tasks) is not None:
-            found = replace(found, text=_tasks_text(ref, tasks, now), task=tasks.tasks[0], error=tasks.error)
-        yield found
-    elif judged and (others >= rule.newest or rule.is_over(others, others + acked)):
-        # The newest attempts may be those at a few messages that are tried again and again, after many have succeeded.
-        text = _("%(number)s of %(attempts)s attempts of %(ref)s failed in the last %(time)s; the limit is %(share)s.")
-        lately = ended.since(run.since)
-        values = {
-            "ref": ref,
-            "number": f"{lately.failed:,}",
-            "attempts": f"{lately.attempts:,}",
-            "time": duration(min(window, (now - run.since) / 1000)),
-            "share": f"{rule.share:.0%}",
-        }
-        yield Problem(0, "failing", text % values, ref, since=since, advice=advice, failed=harmed)
+    # The newest attempts may be those at a few messages that are tried again and again, after many have succeeded.
+    if acked and not (judged and (others >= rule.newest or rule.is_over(others, others + acked))):
+        return
+    # One message that is tried again and again does not make an outage.
+    severity = 0 if acked or (judged and (messages > 1 or not harmed.exact)) else 1
+    text, every = _share_text(ref, attempts, run.since if since is None else since, now, is_begin=since is not None)
+    advice, operation = step
+    found = Problem(
+        severity,
+        "failing",
+        text,
+        ref,
+        since=since,
+        advice=advice,
+        operation=operation,
+        messages=group.waiting_messages if every else NONE,
+        error=most_frequent(last_line(head.last_error) for head in group.heads),
+        failed=harmed,
+    )
+    if not acked and (tasks := attempts.tasks) is not None:
+        found = replace(found, text=_tasks_text(ref, tasks, now), task=tasks.tasks[0], error=tasks.error)
+    yield found
+
+
+def _share_text(ref: GroupRef, attempts: Attempts, since: int, now: int, *, is_begin: bool) -> tuple[str, bool]:
+    """Return which share of the attempts since a time has failed, and whether all have.
+
+    ``is_begin``: whether the failures began in that minute or hour. Its first attempts may have succeeded.
+    """
+    of_run = (attempts.ended if attempts.past is None else Ended(attempts.past.minutes)).since(since)
+    later = Ended([one for one in of_run.buckets if one.at > since])
+    every = not (later if later.failed else of_run).acked
+    if every:
+        text = _("%(ref)s: every attempt has failed %(when)s (%(number)s of %(number)s).")
+    else:
+        text = _("%(ref)s: %(number)s of %(attempts)s attempts have failed %(when)s (limit %(share)s).")
+    return text % {
+        "ref": ref,
+        "number": f"{of_run.failed:,}",
+        "attempts": f"{of_run.attempts:,}",
+        "when": _("since %(time)s") % {"time": clock_text(since, now)}
+        if is_begin
+        else _("in the last %(window)s") % {"window": duration(attempts.window)},
+        "share": f"{rule_of(attempts.thresholds).share:.0%}",
+    }, every
 
 
 def _held_up(group: GroupOverview, handler: Handler | None) -> int:
@@ -247,18 +268,17 @@ def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now:
     if len(found.keys) > KEYS:
         keys = _("%(names)s and %(number)s more") % {"names": keys, "number": f"{len(found.keys) - KEYS:,}"}
     text = ngettext(
-        "Every attempt of %(ref)s with the key %(keys)s has failed for %(time)s: %(failures)s failures of %(number)s "
-        "messages.",
-        "Every attempt of %(ref)s with one of the keys %(keys)s has failed for %(time)s: %(failures)s failures of "
-        "%(number)s messages.",
+        "%(failures)s of %(all)s failures of %(ref)s since %(time)s have the key %(keys)s, of which all attempts fail.",
+        "%(failures)s of %(all)s failures of %(ref)s since %(time)s have the keys %(keys)s, of which all attempts "
+        "fail.",
         len(found.keys),
     )
     values = {
         "ref": ref,
         "keys": keys,
-        "time": duration(age(now, found.since)),
+        "time": clock_text(found.since, now),
         "failures": str(Count(found.failures, found.exact)),
-        "number": str(number),
+        "all": str(Count(found.failures + found.others, found.exact)),
     }
     return Problem(
         0 if rule_of(thresholds).share < 1 else 1,
@@ -283,6 +303,7 @@ def failing_tasks(ref: GroupRef, found: FailingTasks, thresholds: HealthSettings
         ref,
         task=found.tasks[0],
         advice=_("Fix the task or what it calls, then redrive its dead letters."),
+        operation="redrive",
         since=found.since,
         messages=number,
         error=found.error,
@@ -366,8 +387,6 @@ def _stuck(
             )
         else:
             text = _("Message %(offset)s of %(ref)s has failed %(times)s and has waited for %(age)s.")
-        if is_dlq(group.ref.topic):
-            text += " " + _("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
         failures = ngettext("once", "%(number)s times", head.attempts) % {"number": head.attempts}
         values = {
             "key": partition_text(*lane_of(head.key), quoted=True),
@@ -377,6 +396,10 @@ def _stuck(
             "age": duration(age(now, began)),
         }
         advice = ""
+        operation: Operation = ""
+        if is_dlq(group.ref.topic):
+            advice = _("Fix the cause, then retry the message now, or discard it: a DLQ topic has no DLQ.")
+            operation = "" if is_lost else "retry"
         if is_lost and head.delivered_by in live:
             advice = _("Wait until the attempt in flight has ended.")
         elif is_lost:
@@ -393,6 +416,7 @@ def _stuck(
             messages=group.backlog_of(head.key) if blocks else Count(1),
             error=last_line(head.last_error),
             advice=advice,
+            operation=operation,
         )
 
 

@@ -68,7 +68,9 @@ def heads(session: Session, ref: GroupRef, offsets: Collection[int]) -> list[Hea
         "AND s.message_offset = m.`offset`",
         after=[ref.group],
     )
-    found = [built(HeadMessage, row, started=bool(row.started)) for row in rows if not row.acked]
+    found = [
+        built(HeadMessage, row, started=bool(row.started), attempts=int(row.attempts)) for row in rows if not row.acked
+    ]
     return sorted(found, key=lambda head: head.offset)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.text.error_texts import masked
 from django_mysqlqueue.text.humanize import duration
 
 NONE = Count(0)
@@ -122,6 +124,17 @@ ADVICE = {
     "recurring_failed": gettext_lazy("Fix the cause, then run the schedule now, or redrive the job's dead letter."),
 }
 """By kind of problem, the next step."""
+Operation = Literal["", "pause", "resume", "retry", "redrive", "requeue"]
+OPERATIONS: dict[Kind, Operation] = {
+    "failing": "pause",
+    "paused": "resume",
+    "paused_task": "resume",
+    "stuck": "retry",
+    "recent_dead_letters": "redrive",
+    "dead_letters": "redrive",
+    "quarantined": "requeue",
+}
+"""By kind of problem, the operation that is the next step, if one is."""
 
 SEVERAL = {
     "no_subscriber": ngettext_lazy(
@@ -278,8 +291,16 @@ class Problem:
     """When the oldest of the messages started to wait, in epoch milliseconds; None if this is not known."""
     advice: str = ""
     """The next step, if it is not that of the kind."""
+    operation: Operation = ""
+    """The operation that is this next step; empty if none is."""
+    upto: int = 0
+    """The newest row that the operation changes: the offset of a dead letter, or the row of a quarantined message."""
     messages: Count = NONE
     """The messages that wait because of it."""
+    dead_lettered_soon: int = 0
+    """About how many messages will be dead-lettered within an hour if each further attempt fails."""
+    disk: Count = NONE
+    """About how many bytes of disk the messages hold that GC keeps for a group without live subscribers."""
     error: str = ""
     """The last error of the message or of the subscriber that has the problem: the last line of the traceback. For
     messages that the log has refused, the error of the database."""
@@ -294,6 +315,14 @@ class Problem:
     def harm(self) -> Count:
         """How many messages fail or wait because of it, by which problems of one severity are ranked."""
         return self.failed or (NONE if self.kind in DELIBERATE else self.messages)
+
+
+def most_frequent(lines: Iterable[str]) -> str:
+    """Return one of the most frequent lines of errors, apart from numbers and the like; empty if there is none."""
+    alike: dict[str, list[str]] = {}
+    for line in filter(None, lines):
+        alike.setdefault(masked(line), []).append(line)
+    return max(alike.values(), key=len, default=[""])[0]
 
 
 def waiting(count: Count) -> str:

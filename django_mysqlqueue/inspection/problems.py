@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection import (
     beginnings,
+    costs,
     failing_tasks,
     group_problems,
     queue_problems,
@@ -126,6 +127,7 @@ def find_problems(
         found += subscriber_problems.refused(session, overview)
         found += queue_problems.recurring(overview, stall_times)
         found += queue_problems.groupless_topics(session, overview.topics, overview.now, bounds=bounds)
+    found = list(costs.added(session, overview, found, declared, by_key))
     return sorted(found, key=lambda one: (one.severity, -one.harm.value, one.kind, one.ref or ("", "")))
 
 

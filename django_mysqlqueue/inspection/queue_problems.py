@@ -86,6 +86,7 @@ def quarantined(session: Session, overview: QueueOverview) -> Iterator[Problem]:
             since=first.quarantined_at,
             messages=count,
             error=first.reason,
+            upto=found[-1].quarantine_id,
         )
 
 

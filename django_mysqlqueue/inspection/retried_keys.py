@@ -51,6 +51,8 @@ class RetriedKeys:
     """The messages that were read, lowest offset first."""
     failures: int
     """How many attempts of these have failed since the last success of their key."""
+    others: int
+    """How many attempts of the other messages that were read have failed."""
     keys: tuple[str, ...]
     """The publisher's keys, the one with most messages first."""
     exact: bool
@@ -87,6 +89,7 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> di
             found[ref] = RetriedKeys(
                 offsets=tuple(sorted(one.offset for one in chosen)),
                 failures=sum(map(len, failures.values())),
+                others=sum(one.attempts for one in those) - sum(one.attempts for one in chosen),
                 keys=tuple(keys),
                 exact=is_whole,
                 error=chosen[0].error,

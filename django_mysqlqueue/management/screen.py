@@ -127,7 +127,7 @@ def _banner(status: QueueStatus, now: int = 0) -> Iterator[Text]:
     if status.cause is not None and status.state != "ok":
         symptoms, facts = _symptoms(status.cause), status.cause.facts(now, when=since_moment)
     badge = (f" {status.name.upper()} ", BADGES[status.state])
-    yield Text.assemble(badge, f" {visible(status.text)}", (symptoms, "dim"))
+    yield Text.assemble(badge, f" {visible(status.headline())}", (symptoms, "dim"))
     if facts:
         yield _line((f"  {facts}", "dim"))
     if status.advice:
@@ -148,14 +148,14 @@ def _numbers(found: QueueOverview) -> Iterator[Text]:
 
 
 def _symptoms(cause: Cause) -> str:
-    number = len(cause.problems)
-    return f" ({counted(number, 'symptom')})" if number > 1 else ""
+    number = len(cause.symptoms)
+    return f" ({counted(number, 'symptom')})" if number else ""
 
 
 def _cause(cause: Cause, now: int, *, in_detail: bool) -> Iterator[Text]:
-    yield _line(("● ", STYLES[cause.severity]), cause.text, (_symptoms(cause), "dim"))
+    yield _line(("● ", STYLES[cause.severity]), cause.headline(), (_symptoms(cause), "dim"))
     if in_detail:
-        for text in (cause.sample.error if cause.sample else "", cause.facts(now, when=since_moment), cause.advice):
+        for text in (cause.error, cause.facts(now, when=since_moment), cause.advice):
             if text:
                 yield _line(f"  {text}")
 

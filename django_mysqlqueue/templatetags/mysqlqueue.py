@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.text import escaping
-from django_mysqlqueue.text.addresses import url
+from django_mysqlqueue.text.addresses import do_url, url
 from django_mysqlqueue.text.humanize import duration, moment, partition_text, shortened, task_name
 
 register = template.Library()
@@ -124,14 +124,8 @@ def queue_database(context: dict[str, Any]) -> str:
 def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
     """Return the URL of an operation's page on the same database, which returns to the current page."""
     request = context["request"]
-    named = {"database": context["database"], **parameters}
-    given = {key: value for key, value in named.items() if value not in (None, "")}
-    return reverse(
-        "admin:django_mysqlqueue_dashboard_do",
-        args=[name],
-        current_app=request.current_app,
-        query={**given, "next": request.get_full_path()},
-    )
+    named = {"database": context["database"], **parameters, "next": request.get_full_path()}
+    return do_url(request.current_app, name, **named)
 
 
 @register.simple_tag(takes_context=True)

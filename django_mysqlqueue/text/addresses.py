@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from django.urls import reverse
 
 
@@ -10,5 +12,14 @@ def url(site: str, name: str, **parameters: object) -> str:
 
     ``parameters``: the query string. None and ``""`` are left out.
     """
+    return _reverse(site, name, parameters)
+
+
+def do_url(site: str, operation: str, **parameters: object) -> str:
+    """Return the address of the page of an operation."""
+    return _reverse(site, "do", parameters, operation)
+
+
+def _reverse(site: str, name: str, parameters: Mapping[str, object], *path: str) -> str:
     given = {key: value for key, value in parameters.items() if value not in (None, "")}
-    return reverse(f"admin:django_mysqlqueue_dashboard_{name}", current_app=site, query=given)
+    return reverse(f"admin:django_mysqlqueue_dashboard_{name}", args=path, current_app=site, query=given)

@@ -44,3 +44,20 @@ def error_class(line: str) -> str:
     """
     found = _CLASS.match(line)
     return found[0] if found else ""
+
+
+NAMED = 40
+"""Maximum length of the name of an error in a headline, in characters."""
+_STATUS = re.compile(r"\bHTTP(?: Error|\w*Error:(?: \w+ error ')?)? ?([45]\d\d)\b")
+
+
+def error_name(line: str) -> str:
+    """Return the name of an error for a headline: ``Refused`` of ``shop.errors.Refused: no customer 7``.
+
+    Of the status of an HTTP response, it is ``HTTP 429``. It is empty if the line does not begin with a class.
+    """
+    if status := _STATUS.search(line):
+        return f"HTTP {status[1]}"
+    name = error_class(line).rpartition(".")[2]
+    # A class, not the only word of a reason.
+    return name[:NAMED] if name[:1].isupper() else ""

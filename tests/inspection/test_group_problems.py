@@ -17,6 +17,7 @@ from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.subscribers import SubscriberStatus
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.options.delivery_limits import DeliveryLimits, parse_rate
+from django_mysqlqueue.text.humanize import clock_text
 from tests.support.harness import handler
 from tests.support.internals import Bucket, Count, GroupRef, HealthSettings, OptionColumns, Subset
 
@@ -149,7 +150,7 @@ def test_a_message_that_has_failed_is_stuck_after_a_while():
     of_dlq = dataclasses.replace(failed, ref=GroupRef("g", "t_dlq"))
     (problem,) = group_problems.progress(of_dlq, handler("t_dlq", "g", on_failure="block"), NOW, TIMES, moves=False)
     assert problem.text.startswith("Partition 'k' of g/t_dlq waits for message 7, which has failed once.")
-    assert problem.text.endswith("A DLQ topic has no DLQ: the message is retried until it succeeds or is discarded.")
+    assert problem.advice.endswith("a DLQ topic has no DLQ.")
 
 
 def test_a_message_whose_subscriber_was_lost_has_not_failed():
@@ -308,9 +309,9 @@ def test_the_numbers_are_those_since_the_failures_began():
         return problem.text
 
     assert text((1, 3, 0), (1, 9, 0), (100, 0, 0)) == (
-        "12 of 14 attempts of g/t failed in the last 1 min; the limit is 50%."
+        f"g/t: 12 of 14 attempts have failed since {clock_text(ago(60), NOW)} (limit 50%)."
     )
-    assert text((0, 3, 0), (0, 9, 0)) == "Every attempt of g/t fails: 12 failures and no success in the last 10 min."
+    assert text((0, 3, 0), (0, 9, 0)) == "g/t: every attempt has failed in the last 10 min (12 of 12)."
 
 
 def test_nothing_that_has_failed_is_left():

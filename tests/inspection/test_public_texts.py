@@ -71,7 +71,7 @@ def of_groups():
     one = group(head(900), **many, **served)
     limits = HealthSettings(max_failure_ratio=0.5, min_attempts=4)
     yield from group_problems.failures(one, None, group_problems.Attempts(ended((0, 9, 9)), limits, 600), TIMES, NOW)
-    keys = RetriedKeys(keys=("k",), offsets=(1, 2), failures=9, since=ago(90), error=ERROR, exact=True)
+    keys = RetriedKeys(keys=("k",), offsets=(1, 2), failures=9, others=0, since=ago(90), error=ERROR, exact=True)
     yield group_problems.retrying(G, keys, limits, NOW)
     tasks = FailingTasks(("shop.tasks.pay",), jobs=2, failures=9, exact=True, since=ago(90), error=ERROR)
     yield group_problems.failing_tasks(G, tasks, limits, NOW)

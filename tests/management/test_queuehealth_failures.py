@@ -33,7 +33,7 @@ def test_a_bad_deploy_is_unhealthy_at_once(db):
     deploy(200, bad=200)
     code, output = run()
     assert code == 1
-    assert "PROBLEM  g/t dead-lettered 200 messages in the last 10 min; the limit is 10. Fix the handler" in output
+    assert "PROBLEM  g/t dead-lettered 200 messages in the last 10 min (limit 10)" in output
     assert kinds() == {("recent_dead_letters", "g")}
 
 
@@ -78,10 +78,7 @@ def test_the_share_of_failures(db, clock):
     sub.heart.beat()
     assert kinds() == set(), "a quarter"
     assert kinds("--max-failure-ratio", "0.2") == {("failing", "g")}
-    text = (
-        r"PROBLEM  10 of 40 attempts of g/t failed in the last (1 min( \d+ s)?|2 min); the limit is 20%\. "
-        r"g/t has dead-lettered messages: 10 in t_dlq\. "
-    )
+    text = r"PROBLEM  g/t: 10 of 40 attempts have failed since [^(]+ \(limit 20%\)[:.]"
     assert re.match(text, run("--max-failure-ratio", "0.2")[1])
     assert kinds("--max-failure-ratio", "0.25") == set()
     assert kinds("--max-failure-ratio", "0.2", "--min-attempts", "41") == set()
@@ -103,9 +100,7 @@ def test_one_of_one_is_no_alarm(db, clock, number, code):
     found, output = run()
     assert found == code
     kind = "PROBLEM" if code else "note"
-    word = "failure" if number == 1 else "failures"
-    assert f"Every attempt of g/t fails: {number} {word} and no success in the last 10 min." in output
-    assert any(line.startswith(kind) and "Every attempt" in line for line in output.splitlines())
+    assert re.search(rf"^{kind} +g/t: every attempt has failed since [^(]+ \({number} of {number}\)\.", output)
     assert run("--max-failure-ratio", "1")[0] == 0
 
 
@@ -118,7 +113,7 @@ def test_thresholds_of_the_settings(db, settings, clock):
     assert kinds() == {("recent_dead_letters", "g")}
     assert kinds("--max-recent-dead-letters", "3") == set()
     assert "recent_dead_letters" in {one.kind for one in find_problems(using=USING)}
-    with pytest.raises(ServiceUnavailable, match="g/t dead-lettered 3 messages in the last 10 min; the limit is 2"):
+    with pytest.raises(ServiceUnavailable, match=r"g/t dead-lettered 3 messages in the last 10 min \(limit 2\)"):
         QueueHealth().run()
     assert QueueHealth(max_recent_dead_letters=3).run() is None
     settings.MYSQLQUEUE = {"HEALTH": {"MAX_RECENT_DEAD_LETTERS": None, "MAX_FAILURE_RATIO": 0.01}}

@@ -258,9 +258,9 @@ def test_at_most_seven_causes_are_listed_with_their_symptoms(world):
         shown.show([Watched(USING, replace(found, causes=many))])
         lines = terminal.lines()
     listed = [line for line in lines if line.startswith("● cause")]
-    assert listed == [f"● cause {number} ({len(cause.problems)} symptoms)" for number in range(7)]
+    assert listed == [f"● cause {number} ({len(cause.symptoms)} symptoms)" for number in range(7)]
     assert "  5 more problems" in lines
-    assert any(f"({len(cause.problems)} symptoms)" in line for line in lines if not line.startswith("●"))
+    assert any(f"({len(cause.symptoms)} symptoms)" in line for line in lines if not line.startswith("●"))
 
 
 def test_several_databases_one_below_the_other(world):

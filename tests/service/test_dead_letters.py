@@ -89,7 +89,7 @@ def test_dlq_with_a_handler_of_its_own_drains(db, clock):
     sub.settle(rounds=4)
     clock.advance(61)
     sub.heart.beat()
-    assert ["A DLQ topic has no DLQ" in one.text for one in problems_found() if one.kind == "stuck"] == [True]
+    assert ["a DLQ topic has no DLQ" in one.advice for one in problems_found() if one.kind == "stuck"] == [True]
     sub.settle()
     assert len(dead.deliveries) == 10
     assert dead.deliveries[0].id == "x"

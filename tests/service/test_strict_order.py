@@ -163,7 +163,7 @@ def test_a_dlq_handler_that_fails_for_ever_loses_nothing_and_stops_nobody(db, cl
     assert lag() == 0, "the group that failed the message goes on"
     assert lag("mender", "t_dlq") == 1
     assert not QueueMessage.objects.filter(topic__contains="_dlq_dlq").exists()
-    assert {one.ref for one in problems_found() if "A DLQ topic has no DLQ" in one.text} == {("mender", "t_dlq")}
+    assert {one.ref for one in problems_found() if "a DLQ topic has no DLQ" in one.advice} == {("mender", "t_dlq")}
     mender.action = None
     clock.advance(3600)
     sub.heart.beat()

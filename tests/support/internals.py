@@ -214,7 +214,7 @@ from django_mysqlqueue.subscriptions.handler import Handler
 from django_mysqlqueue.subscriptions.options import Override, check_override, overridden, registrable, stored
 from django_mysqlqueue.subscriptions.registry import handlers
 from django_mysqlqueue.subscriptions.unknown_tasks import LONGEST_ERROR, UnknownTasks
-from django_mysqlqueue.text.error_texts import error_class, masked
+from django_mysqlqueue.text.error_texts import error_class, error_name, masked
 from django_mysqlqueue.text.escaping import HIDDEN, visible, visible_lines
 from django_mysqlqueue.text.humanize import close_names, counted, did_you_mean, duration, listed, partition_text, up_to
 from django_mysqlqueue.version import __version__

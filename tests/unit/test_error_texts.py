@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.internals import error_class, masked
+from tests.support.internals import error_class, error_name, masked
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,24 @@ def test_numbers_ids_and_addresses_are_masked(line, same):
 )
 def test_the_class_is_the_name_before_the_colon(line, name):
     assert error_class(line) == name
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("shop.errors.PartnerTimeout: no answer from 10.0.0.7", "PartnerTimeout"),
+        ("ValueError", "ValueError"),
+        ("urllib.error.HTTPError: HTTP Error 429: Too Many Requests", "HTTP 429"),
+        ("requests.exceptions.HTTPError: 503 Server Error: Unavailable for url: https://a.example", "HTTP 503"),
+        ("httpx.HTTPStatusError: Client error '429 Too Many Requests' for url", "HTTP 429"),
+        ("HTTP 429", "HTTP 429"),
+        ("ValueError: 429 items", "ValueError"),
+        ("X" * 60 + ": long", "X" * 40),
+        ("no such customer: ada", ""),
+        ("ada", ""),
+        ("(errors of jobs are hidden)", ""),
+        ("", ""),
+    ],
+)
+def test_the_name_of_an_error_for_a_headline(line, name):
+    assert error_name(line) == name

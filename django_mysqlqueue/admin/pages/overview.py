@@ -77,7 +77,7 @@ class OverviewPage(Page):
         return {
             "overview": found,
             "cards": summary.cards,
-            "banner": causes.banner(self.dashboard, summary.status),
+            "banner": causes.banner(self.dashboard, summary.status, self.errors),
             **causes.split(summary.causes),
             "rows": rows,
             "columns": columns,
@@ -208,7 +208,7 @@ class DatabasesPage(OverviewPage):
         shown = [cause for one in found.values() for cause in one.causes]
         alias, status = worst({alias: one.status for alias, one in found.items()})
         return {
-            "banner": causes.banner(self.dashboard.on(alias), status),
+            "banner": causes.banner(self.dashboard.on(alias), status, self.errors),
             "headings": next((one.cards for one in found.values() if one.cards), []),
             "rows": [self._database_row(alias, one) for alias, one in found.items()],
             **causes.split(sorted(shown, key=lambda one: one.cause.rank)),

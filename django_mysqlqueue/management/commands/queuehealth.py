@@ -159,7 +159,7 @@ class Command(ReadingCommand):
         # The causes are in the order of severity, and a topic without a group is alarming although its severity is 1.
         for cause in sorted(found.causes, key=is_alarm, reverse=True):
             style, name = (self.style.ERROR, "PROBLEM ") if is_alarm(cause) else (self.style.WARNING, "note    ")
-            self.stdout.write(style(f"{name} {visible(cause.text)} {visible(cause.advice)}"))
+            self.stdout.write(style(f"{name} {visible(cause.headline())} {visible(cause.advice)}"))
         if self._selects and not found.groups:
             self.stdout.write("None of the selected groups is registered here.")
         elif found.healthy:

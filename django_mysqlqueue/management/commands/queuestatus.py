@@ -168,7 +168,7 @@ class Command(ReadingCommand):
             "groups": [_group(group, found) for group in queue.groups],
             "status": {
                 "state": found.summary.state,
-                "text": found.summary.text,
+                "text": found.summary.headline(),
                 "next_step": found.summary.advice,
             },
             "causes": [
@@ -177,7 +177,7 @@ class Command(ReadingCommand):
                     "kind": one.kind,
                     "text": one.text,
                     "next_step": one.advice,
-                    "error": one.sample.error if one.sample else None,
+                    "error": one.error or None,
                     "groups": [{"group": ref.group, "topic": ref.topic} for ref in one.refs],
                     "partitions": one.partitions,
                     "messages": one.messages.value,
@@ -262,21 +262,20 @@ class Command(ReadingCommand):
 
     def _summary(self, found: QueueStatus) -> None:
         styles = {"ok": self.style.SUCCESS, "degraded": self.style.WARNING, "stopped": self.style.ERROR}
-        self.stdout.write(f"{styles[found.state](found.name)}: {visible(found.text)}")
+        self.stdout.write(f"{styles[found.state](found.name)}: {visible(found.headline())}")
         if found.advice:
             self.stdout.write(f"Next step: {visible(found.advice)}")
 
     def _cause(self, cause: Cause, now: int) -> None:
         style = self.style.ERROR if cause.severity == 0 else self.style.WARNING
-        self.stdout.write(style(f"  {visible(cause.text)}"))
-        for line in (cause.sample.error if cause.sample else "", cause.facts(now, when=since_moment), cause.advice):
+        self.stdout.write(style(f"  {visible(cause.headline())}"))
+        for line in (cause.error, cause.facts(now, when=since_moment), cause.advice):
             if line:
                 self.stdout.write(f"    {visible(line)}")
-        number = len(cause.problems)
-        if number > 1 and self._verbosity < 2:
-            self.stdout.write(f"    {number:,} symptoms (--verbosity 2 lists them)")
-        elif number > 1:
-            for problem in cause.problems:
+        if cause.symptoms and self._verbosity < 2:
+            self.stdout.write(f"    {counted(len(cause.symptoms), 'symptom')} (--verbosity 2 lists them)")
+        elif cause.symptoms:
+            for problem in cause.symptoms:
                 self.stdout.write(f"    - {visible(problem.text)}")
 
 
