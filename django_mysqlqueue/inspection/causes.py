@@ -49,7 +49,7 @@ class Cause:
     problems: tuple[Problem, ...]
     """The problems that it explains, the most telling one first."""
     text: str
-    """A description in the active language, without an error: see ``headline``."""
+    """A description in the active language. ``headline`` adds the name of the error."""
     advice: str
     """The next step, in the active language."""
     sample: Problem | None = None
@@ -69,12 +69,7 @@ class Cause:
         Args:
             error: the error as it may be shown; None for that of the sample.
         """
-        return self.told(self.text, error)
-
-    def told(self, text: str, error: str | None = None) -> str:
-        """Return a text that ends with that of the cause, with the name of the error."""
-        name = error_name(self.error if error is None else error) if self.kind in WITH_ERROR else ""
-        return f"{text.removesuffix('.')}: {name}." if name else text
+        return _with_error(self.text, self, error)
 
     @property
     def symptoms(self) -> tuple[Problem, ...]:
@@ -141,7 +136,7 @@ class Cause:
         return min((one.oldest_at for one in self.problems if one.oldest_at is not None), default=None)
 
     def facts(self, now: int, *, when: Callable[[int, int], str] = since_text) -> str:
-        """Return how much it holds up and since when, in the active language.
+        """Return how much it holds up, what it costs and since when, in the active language.
 
         Args:
             now: the database's clock, in epoch milliseconds.
@@ -236,6 +231,12 @@ def find_causes(
         by_kind.setdefault(problem.kind, []).append(problem)
     found += [_several(overview, alike) for alike in by_kind.values()]
     return sorted(found, key=lambda cause: cause.rank)
+
+
+def _with_error(text: str, cause: Cause, error: str | None) -> str:
+    """Return a text that ends with that of a cause, with the name of the error; None for that of the sample."""
+    name = error_name(cause.error if error is None else error) if cause.kind in WITH_ERROR else ""
+    return f"{text.removesuffix('.')}: {name}." if name else text
 
 
 def _larger(one: Count, other: Count) -> Count:
@@ -395,7 +396,7 @@ class QueueStatus:
     """``"stopped"``: no group that has messages, without those that are paused or move, processes any, or no message
     leaves the outbox; ``"degraded"``: there is another problem that is not only for information; else ``"ok"``."""
     text: str
-    """What is wrong: the worst cause of the state; or that nothing is. It contains no error: see ``headline``."""
+    """What is wrong: the worst cause of the state; or that nothing is. ``headline`` adds the name of the error."""
     advice: str = ""
     """The next step; empty if there is none."""
     cause: Cause | None = None
@@ -412,7 +413,7 @@ class QueueStatus:
         Args:
             error: the error of the cause as it may be shown; None for that of its sample.
         """
-        return self.text if self.cause is None or self.state == "ok" else self.cause.told(self.text, error)
+        return self.text if self.cause is None or self.state == "ok" else _with_error(self.text, self.cause, error)
 
 
 @dataclass(frozen=True, slots=True)
