@@ -308,7 +308,7 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
 
 
 def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
-    """Return in one sentence that messages of one or several groups have failed."""
+    """Return in one sentence that several messages, of one or several groups, have failed."""
     oldest = min((one.oldest_at for one in stuck if one.oldest_at is not None), default=None)
     refs = {one.ref for one in stuck}
     values = {
@@ -319,17 +319,11 @@ def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
     if any(one.messages.value > 1 for one in stuck):
         # Only with on_failure="block" does anything wait for a message that has failed.
         values["lag"] = waiting(total(one.messages for one in stuck))
-        text = ngettext(
-            "%(number)s partition of %(names)s waits for a message that has failed; %(lag)s, the oldest for %(age)s.",
-            "%(number)s partitions of %(names)s wait for messages that have failed; %(lag)s, the oldest for %(age)s.",
-            len(stuck),
+        text = _(
+            "%(number)s partitions of %(names)s wait for messages that have failed; %(lag)s, the oldest for %(age)s."
         )
     else:
-        text = ngettext(
-            "%(number)s message of %(names)s has failed and will be retried; it has waited for %(age)s.",
-            "%(number)s messages of %(names)s have failed and will be retried; the oldest has waited for %(age)s.",
-            len(stuck),
-        )
+        text = _("%(number)s messages of %(names)s have failed and will be retried; the oldest has waited for %(age)s.")
     return text % values
 
 

@@ -35,8 +35,9 @@ ERRORS = 20
 """Number of recorded deliveries of a group whose errors are read, the newest ones."""
 SAMPLED, PARTITIONS = 100, 10
 """Maximum number of messages of a group whose sizes are read, and of their partitions."""
-ROW = 300
-"""Bytes that a message takes in the log and its index beside its payload, about."""
+ROW, PAGES = 350, 1.3
+"""Bytes that a message takes in the log and its indexes beside its payload, and how much larger pages are than their
+rows: of 8,000 messages with 100 and with 1,000 bytes, each takes 580 and 1,747 bytes on MariaDB 11.8."""
 FURTHER = 100
 """Maximum number of further attempts of a message whose delays are added up."""
 
@@ -119,4 +120,4 @@ def _disk(session: Session, group: GroupOverview) -> Count:
     sizes = [place.size for place in log_places.at(session, offsets)]
     if not sizes:
         return NONE
-    return Count(round((sum(sizes) / len(sizes) + ROW) * group.lag.value), group.lag.exact)
+    return Count(round((sum(sizes) / len(sizes) + ROW) * PAGES * group.lag.value), group.lag.exact)
