@@ -233,6 +233,9 @@ def test_the_overview_shows_the_state_of_each_database_and_the_problems_of_all(c
             for problem in one.cause.problems:
                 item = f'data-kind="{problem.kind}" data-group="{problem.ref or ""}" data-database="{alias}"'
                 assert item in text
+    buttons = [(one.alias, one.button.link) for one in answer.context["causes"] if one.button]
+    assert {alias for alias, _ in buttons} == set(ALIASES)
+    assert all(f"database={alias}&" in link for alias, link in buttons)
     ranks = [one.cause.rank for one in answer.context["causes"]]
     assert ranks == sorted(ranks)
     assert len(ranks) == sum(len(client.get(ROOT, {"database": one}).context["causes"]) for one in ALIASES)
