@@ -33,11 +33,6 @@ GROUPS = 20
 """Maximum number of groups of which errors, or sizes, are read."""
 ERRORS = 20
 """Number of recorded deliveries of a group whose errors are read, the newest ones."""
-SAMPLED, PARTITIONS = 100, 10
-"""Maximum number of messages of a group whose sizes are read, and of their partitions."""
-ROW, PAGES = 350, 1.3
-"""Bytes that a message takes in the log and its indexes beside its payload, and how much larger pages are than their
-rows: of 8,000 messages with 100 and with 1,000 bytes, each takes 580 and 1,747 bytes on MariaDB 11.8."""
 FURTHER = 100
 """Maximum number of further attempts of a message whose delays are added up."""
 
@@ -112,12 +107,8 @@ def _is_forgotten(problem: Problem, now: int) -> bool:
 
 def _disk(session: Session, group: GroupOverview) -> Count:
     """Return about how many bytes the messages take that wait for a group, from the sizes of some of the first."""
-    heads = group.heads[:PARTITIONS]
-    if not heads:
+    if not group.heads:
         return NONE
-    keys, before = [head.key for head in heads], min(head.offset for head in heads) - 1
-    offsets = log_places.in_partitions(session, group.ref.topic, keys, before, SAMPLED // len(keys), newer=True)
-    sizes = [place.size for place in log_places.at(session, offsets)]
-    if not sizes:
-        return NONE
-    return Count(round((sum(sizes) / len(sizes) + ROW) * PAGES * group.lag.value), group.lag.exact)
+    before = min(head.offset for head in group.heads) - 1
+    each = log_places.disk_per_message(session, group.ref.topic, [head.key for head in group.heads], before)
+    return Count(round(each * group.lag.value), group.lag.exact)

@@ -22,11 +22,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import messages_per_second
 
-SAMPLED = 100
-"""Maximum number of messages of a topic whose sizes are read, and of partitions that they are from."""
-ROW = 250
-"""About how many bytes a message takes beside its payload: its other columns, and its entries in indexes."""
-
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
@@ -46,7 +41,7 @@ class TopicSummary:
     is_estimate: bool = False
     """Whether the number is one of the server's statistics."""
     bytes: int | None = None
-    """About how many bytes of disk they take, by the sizes of up to ``SAMPLED`` of them."""
+    """About how many bytes of disk they take, by the sizes of some of them."""
     oldest_at: int | None = None
     """When the oldest message entered the log, if this is known."""
     held_by: GroupRef | None = None
@@ -121,7 +116,7 @@ def _summary(
         known,
         messages=messages,
         is_estimate=estimate is not None,
-        bytes=round(_bytes(session, topic, list(ends)[:SAMPLED]) * messages.value),
+        bytes=round(log_places.disk_per_message(session, topic, list(ends), 0) * messages.value),
         oldest_at=None if first is None else first[1],
         held_by=held_by,
         held_since=None if held_since is None or kept is None else held_since + int(kept * 1000),
@@ -136,13 +131,6 @@ def _estimate(session: Session, topic: str) -> int | None:
         return None
     (row,) = session.named(plan, (topic,))
     return int(row.rows or 0)
-
-
-def _bytes(session: Session, topic: str, keys: Sequence[str]) -> float:
-    """Return about how many bytes a message of some partitions takes."""
-    offsets = log_places.in_partitions(session, topic, keys, 0, SAMPLED // max(1, len(keys)), newer=True)
-    sizes = [place.size for place in log_places.at(session, offsets)]
-    return ROW + sum(sizes) / max(1, len(sizes))
 
 
 def _holder(

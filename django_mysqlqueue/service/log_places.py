@@ -14,6 +14,11 @@ from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.sql.session import Session, last_row
 
 COLUMNS = "`offset`, topic, partition_key, size, id"
+SAMPLED, PARTITIONS = 100, 10
+"""Maximum number of messages whose sizes are read to estimate others, and of their partitions."""
+ROW, PAGES = 350, 1.3
+"""Bytes that a message takes in the log and its indexes beside its payload, and how much larger pages are than their
+rows: of 8,000 messages with 100 and with 1,000 bytes, each takes 580 and 1,747 bytes on MariaDB 11.8."""
 
 
 class LogPlace(NamedTuple):
@@ -62,6 +67,12 @@ def at(session: Session, offsets: Sequence[int]) -> list[LogPlace]:
     select = "SELECT m.`offset`, m.topic, m.partition_key, m.size, m.id"
     rows = session.joined(select, "o", offsets, f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o")
     return sorted(LogPlace(*row) for row in rows)
+
+
+def disk_per_message(session: Session, topic: str, keys: Sequence[str], after: int) -> float:
+    """Return about how many bytes of disk a message of a topic takes, by the sizes of some in the first partitions."""
+    places = at(session, in_partitions(session, topic, keys[:PARTITIONS], after, SAMPLED, newer=True))
+    return (sum(place.size for place in places) / max(1, len(places)) + ROW) * PAGES
 
 
 def _next(newer: bool) -> str:  # noqa: FBT001
