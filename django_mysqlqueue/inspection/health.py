@@ -111,6 +111,10 @@ class HealthFinding:
     """Id of the message that has the problem; the text then contains it."""
     is_private: bool = False
     """Whether the text names a host, a database user or a subscriber, or contains an error."""
+    since: int | None = None
+    """When it began in epoch milliseconds or, if this is not known, since when the oldest message has waited."""
+    error: str = ""
+    """The last error of the message or of the subscriber that has the problem. It may contain personal data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +283,8 @@ def _is_alarming(problem: Problem) -> bool:
 
 
 def _finding(problem: Problem) -> HealthFinding:
-    return HealthFinding(*(getattr(problem, field.name) for field in dataclasses.fields(HealthFinding)))
+    found = HealthFinding(*(getattr(problem, field.name) for field in dataclasses.fields(HealthFinding)))
+    return dataclasses.replace(found, since=problem.oldest_at) if found.since is None else found
 
 
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
@@ -297,7 +302,8 @@ def _outbox_beyond(limits: HealthLimits, state: QueueOverview) -> Iterator[Healt
     outbox = age(state.now, state.outbox.waiting_since)
     if limits.age is not None and outbox > limits.age:
         text = _("The oldest message in the outbox has waited for %(age)s; the limit is %(limit)s.")
-        yield HealthFinding("age", text % {"age": duration(outbox), "limit": duration(limits.age)})
+        text %= {"age": duration(outbox), "limit": duration(limits.age)}
+        yield HealthFinding("age", text, since=state.outbox.waiting_since)
 
 
 def _group_beyond(limits: HealthLimits, group: GroupOverview, waits: float) -> Iterator[HealthFinding]:
@@ -308,7 +314,7 @@ def _group_beyond(limits: HealthLimits, group: GroupOverview, waits: float) -> I
     if limits.age is not None and waits > limits.age:
         text = _("The oldest message of %(ref)s has waited for %(age)s; the limit is %(limit)s.")
         text %= {"ref": ref, "age": duration(waits), "limit": duration(limits.age)}
-        yield HealthFinding("age", text, ref)
+        yield HealthFinding("age", text, ref, since=group.oldest_at)
     if limits.dead_letters is not None and _may_pass(group.dead_letters, limits.dead_letters):
         text = ngettext(
             "%(ref)s has %(number)s dead letter; the limit is %(limit)s.",

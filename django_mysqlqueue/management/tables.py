@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import OutputWrapper
 
 from django_mysqlqueue.text.escaping import visible
+from django_mysqlqueue.text.humanize import since_moment
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.inspection.causes import Cause
 
 
 def write_table(out: OutputWrapper, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -21,3 +25,9 @@ def write_table(out: OutputWrapper, header: Sequence[str], rows: Sequence[Sequen
             for value, width, right in zip(row, widths, numeric, strict=True)
         )
         out.write(f"  {line.rstrip()}")
+
+
+def details(cause: Cause, now: int) -> list[str]:
+    """Return the most frequent error of a cause, and how much it holds up and since when; without what is not known."""
+    error = cause.sample.error if cause.sample else ""
+    return [line for line in (error, cause.facts(now, when=since_moment)) if line]

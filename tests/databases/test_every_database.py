@@ -55,7 +55,8 @@ def sections(text):
 
 def health(*arguments):
     """The sections of queuehealth without notes: here nothing subscribes."""
-    return sections("".join(line for line in run("queuehealth", *arguments)[0].splitlines(True) if line[:4] != "note"))
+    lines = run("queuehealth", *arguments)[0].splitlines(True)
+    return sections("".join(line for line in lines if not line.startswith(("note", "     "))))
 
 
 # -- commands on a topic --------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from unittest.mock import ANY
 
 import pytest
 from django.core.management import call_command
@@ -150,11 +152,21 @@ def test_queuehealth_fails(settings):
         "GC deletes each message 7 d after it entered the log, the first in 7 d."
     )
     advice = "Correct the topic where it is published, or deploy the handler."
-    assert health_of() == (1, f"PROBLEM  {text} {advice}\n")
+    code, output = health_of()
+    assert (code, output.splitlines()[0]) == (1, f"PROBLEM  {text} {advice}")
+    assert re.fullmatch(r"         since \S+ \S+ \(.*\)", output.splitlines()[1])
     code, output = health_of("--format", "json")
     assert code == 1
     assert json.loads(output)["problems"] == [
-        {"kind": "groupless", "text": text, "group": None, "topic": TYPO, "partition": None}
+        {
+            "kind": "groupless",
+            "text": text,
+            "group": None,
+            "topic": TYPO,
+            "partition": None,
+            "since": ANY,
+            "error": None,
+        }
     ]
     settings.MYSQLQUEUE = {"TOPICS": {TYPO: {"GROUPLESS": True}}}
     assert health_of()[0] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -14,8 +15,8 @@ from django_mysqlqueue.inspection import Bounds, find_problems
 from django_mysqlqueue.management.commands import queuehealth
 from django_mysqlqueue.operations import redriving
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.health import kinds, run
-from tests.support.internals import dead_letters
+from tests.support.health import backlog, kinds, register, run
+from tests.support.internals import Session, dead_letters
 
 
 def deploy(count, *, bad, **options):
@@ -35,6 +36,35 @@ def test_a_bad_deploy_is_unhealthy_at_once(db):
     assert code == 1
     assert "PROBLEM  g/t dead-lettered 200 messages in the last 10 min (limit 10)" in output
     assert kinds() == {("recent_dead_letters", "g")}
+
+
+def test_a_problem_has_its_error_and_since_when(db, clock):
+    began = Session(USING).now()
+    sub = deploy(200, bad=200)
+    sub.poller.write_rollups()
+    clock.advance(180)
+    sub.heart.beat()
+    lines = run()[1].splitlines()
+    assert lines[0].startswith("PROBLEM  g/t: every attempt has failed since ")
+    assert lines[1] == "         bad deploy"
+    assert re.fullmatch(r"         since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \(3 min( \d+ s)?\)", lines[2])
+    assert lines[3:] == []
+    found = json.loads(run("--format", "json")[1])
+    problems = {one["kind"]: one for one in found["problems"]}
+    assert set(problems) == {"failing", "recent_dead_letters"}
+    for one in problems.values():
+        assert one["error"] == "bad deploy"
+        assert began - 60_000 <= one["since"] < began + 60_000
+
+
+def test_what_has_no_error_has_none(db, clock):
+    backlog()
+    register()
+    clock.advance(100)
+    (problem,) = json.loads(run("--format", "json")[1])["problems"]
+    assert (problem["kind"], problem["error"]) == ("no_subscriber", None)
+    assert problem["since"] is not None
+    assert run()[1].splitlines()[1].startswith("         oldest message since 20")
 
 
 @pytest.mark.parametrize(("number", "code"), [(1, 0), (10, 0), (11, 1)])

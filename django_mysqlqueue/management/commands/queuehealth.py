@@ -21,6 +21,7 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection.health import check_selected, databases_of, is_alarm, require_registered
 from django_mysqlqueue.management.base import ReadingCommand, add_format, database_of
+from django_mysqlqueue.management.tables import details
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.sql.connection import READ_SECONDS
 from django_mysqlqueue.text.escaping import visible
@@ -160,6 +161,8 @@ class Command(ReadingCommand):
         for cause in sorted(found.causes, key=is_alarm, reverse=True):
             style, name = (self.style.ERROR, "PROBLEM ") if is_alarm(cause) else (self.style.WARNING, "note    ")
             self.stdout.write(style(f"{name} {visible(cause.headline())} {visible(cause.advice)}"))
+            for line in details(cause, found.state.now):
+                self.stdout.write(f"         {visible(line)}")
         if self._selects and not found.groups:
             self.stdout.write("None of the selected groups is registered here.")
         elif found.healthy:
@@ -201,4 +204,6 @@ def _finding(finding: HealthFinding) -> dict[str, Any]:
         "group": finding.ref.group if finding.ref else None,
         "topic": finding.ref.topic if finding.ref else finding.topic,
         "partition": finding.key,
+        "since": finding.since,
+        "error": finding.error or None,
     }
