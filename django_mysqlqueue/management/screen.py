@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.segment import SegmentLines
@@ -19,7 +17,9 @@ from rich.text import Text
 from django_mysqlqueue.inspection.causes import Cause, QueueStatus, unavailable
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import NOTE
-from django_mysqlqueue.inspection.trends import SETTLED_MINUTES, GroupRow
+from django_mysqlqueue.inspection.trends import GroupRow
+from django_mysqlqueue.management.group_table import group_table
+from django_mysqlqueue.management.tables import GAP, details
 from django_mysqlqueue.management.watching import Snapshot, Watched
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import counted, duration, moment, since_moment
@@ -30,9 +30,6 @@ LARGE = 40
 """Lines of a screen on which each cause has its error and its next step."""
 LATE = 2.0
 """Seconds after which the screen says that it waits for an answer."""
-NAME = 20
-"""Characters to which the first column shrinks before other columns are left out."""
-GAP = 2
 DEFAULT_SIZE = (80, 24)
 """For terminals that do not know their size."""
 BADGES = {"ok": "bold black on green", "degraded": "bold black on yellow", "stopped": "bold white on red"}
@@ -40,77 +37,30 @@ STYLES = ("bold red", "yellow", "green")
 """By severity of a problem, or rank of a state."""
 
 
-# -- the table of groups ---------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table."""
-
-    title: str
-    text: Callable[[GroupRow], str]
-    place: int
-    """The columns with the highest numbers are left out first."""
-    is_number: bool = True
-
-
-COLUMNS = (
-    Column("group/topic", lambda row: str(row.group.ref), 0, is_number=False),
-    Column("state", lambda row: _state(row), 1, is_number=False),
-    Column("backlog", lambda row: str(row.group.lag), 2),
-    Column("in\nflight", lambda row: str(row.group.in_flight), 10),
-    Column("retrying", lambda row: str(row.group.retrying), 11),
-    Column("oldest", lambda row: row.oldest or "-", 3),
-    Column("in/s", lambda row: row.entered, 7),
-    Column("out/s", lambda row: row.settled, 6),
-    Column("time to\ndrain", lambda row: _drain(row), 4),
-    Column(f"failed,\n{SETTLED_MINUTES} min", lambda row: f"{row.failed:,}", 9),
-    Column("dead\nletters", lambda row: str(row.group.dead_letters), 5),
-    Column("limits", lambda row: _limits(row), 12, is_number=False),
-    Column("subscribers", lambda row: str(len(row.group.live)), 8),
-)
-
-
-def _state(row: GroupRow) -> str:
-    return f"{row.state.text}, paused" if row.group.paused and row.state.kind != "paused" else row.state.text
-
-
-def _drain(row: GroupRow) -> str:
-    return f"{row.time_to_drain} ({row.drained_at})" if row.drained_at else row.time_to_drain
-
-
-def _limits(row: GroupRow) -> str:
-    return f"{row.limits or '-'}{' (reached)' if row.group.limited else ''}"
-
-
 def _table(rows: Sequence[GroupRow], width: int) -> Table:
     """Return the table with as many columns as there is room for."""
-    cells = [[visible(column.text(row)) for column in COLUMNS] for row in rows]
-    titles = [max(map(cell_len, column.title.split("\n"))) for column in COLUMNS]
-    widths = [max(titles[number], *(cell_len(texts[number]) for texts in cells)) for number in range(len(COLUMNS))]
-    shown = list(range(len(COLUMNS)))
-
-    def others() -> int:
-        return sum(widths[number] + GAP for number in shown[1:])
-
-    while len(shown) > 1 and min(widths[0], NAME) + others() > width:
-        shown.remove(max(shown, key=lambda number: COLUMNS[number].place))
-    widths[0] = max(1, min(widths[0], width - others()))
+    found = group_table(rows, width)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
-    for number in shown:
-        column = COLUMNS[number]
+    for column, own in zip(found.columns, found.widths, strict=True):
         table.add_column(
             Text(column.title),
             justify="right" if column.is_number else "left",
-            width=widths[number],
+            width=own,
             no_wrap=True,
             overflow="ellipsis",
             vertical="bottom",
         )
-    for row, texts in zip(rows, cells, strict=True):
-        style = STYLES[row.state.rank] if row.state.rank < NOTE or row.state.kind == "working" else ""
-        table.add_row(*(Text(texts[number], style if COLUMNS[number].title == "state" else "") for number in shown))
+    for row, texts in zip(rows, found.cells, strict=True):
+        cells = [
+            Text(text, _style(row) if column.title == "state" else "")
+            for column, text in zip(found.columns, texts, strict=True)
+        ]
+        table.add_row(*cells)
     return table
+
+
+def _style(row: GroupRow) -> str:
+    return STYLES[row.state.rank] if row.state.rank < NOTE or row.state.kind == "working" else ""
 
 
 # -- a database ------------------------------------------------------------------
@@ -155,9 +105,8 @@ def _symptoms(cause: Cause) -> str:
 def _cause(cause: Cause, now: int, *, in_detail: bool) -> Iterator[Text]:
     yield _line(("● ", STYLES[cause.severity]), cause.headline(), (_symptoms(cause), "dim"))
     if in_detail:
-        for text in (cause.error, cause.facts(now, when=since_moment), cause.advice):
-            if text:
-                yield _line(f"  {text}")
+        for text in [*details(cause, now), cause.advice]:
+            yield _line(f"  {text}")
 
 
 def _database(one: Watched, *, width: int, height: int, rows: int, seconds: float, waited: float) -> RenderableType:

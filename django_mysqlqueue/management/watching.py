@@ -22,6 +22,7 @@ from django.core.management.base import CommandError
 from django_mysqlqueue.inspection.bounds import PAGES
 from django_mysqlqueue.inspection.causes import Cause, QueueStatus, state_of
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
+from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.inspection.trends import GroupRow, read_rows, with_samples
 from django_mysqlqueue.sql import failures
@@ -53,9 +54,13 @@ def read_snapshot(using: str) -> Snapshot:
     """Read the state of one database."""
     overview = with_samples(get_overview(using=using, bounds=PAGES))
     state = state_of(overview, find_problems(overview))
-    rows = read_rows(overview, state.problems)
-    rows.sort(key=lambda row: (row.state.rank, -row.group.lag.value, row.group.ref))
-    return Snapshot(overview, state.causes, state.status, rows)
+    return Snapshot(overview, state.causes, state.status, sorted_rows(overview, state.problems))
+
+
+def sorted_rows(overview: QueueOverview, problems: Sequence[Problem]) -> list[GroupRow]:
+    """Return the rows of groups: the worst states first, then the longest backlogs."""
+    rows = read_rows(overview, problems)
+    return sorted(rows, key=lambda row: (row.state.rank, -row.group.lag.value, row.group.ref))
 
 
 @dataclass(slots=True)

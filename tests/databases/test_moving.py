@@ -719,7 +719,7 @@ def test_the_command_shows_first_what_it_would_do(settings):
     moves = [{"topic": "t", "from": OLD, "to": NEW, "state": "prepared"}]
     assert table(command("queuestatus", "--database", OLD), "Moves") == moves
     (group,) = table(command("queuestatus", "--database", NEW), "Groups")
-    assert group["mode"] == "ordered (waits for a move)"
+    assert group["state"] == "moving, paused"
     command("queuemove", "t", "--to", NEW, "--cancel", "--noinput")
     assert "Moves" not in command("queuestatus", "--database", OLD)
     command("queuemove", "t", "--to", NEW, "--prepare", "--noinput")

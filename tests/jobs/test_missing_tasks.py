@@ -95,7 +95,7 @@ def test_where_it_is_shown(clock):
     report = check_health()
     (finding,) = report.findings
     assert (report.healthy, finding.kind, finding.ref) == (False, "missing_task", JOBS)
-    assert f"1 job of the task {OLD} waits" in command("queuestatus", "--verbosity", "2")
+    assert f"1 job of the task {OLD} waits" in command("queuestatus", "--all")
     (cause,) = find_causes()
     assert (
         cause.advice

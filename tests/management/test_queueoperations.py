@@ -109,18 +109,18 @@ def test_what_is_refused(db, arguments):
 def test_the_status_says_who_paused_a_group_when_and_why(db):
     for name in ("g", "h", "i"):
         groups.register(USING, GroupRef(name, "t"), mode="ordered", start="earliest")
-    assert "Paused groups" not in run("queuestatus")
+    assert "Paused groups" not in run("queuestatus", "--all")
     operations.pause("g", "t", actor="bob", reason="for a minute")
     operations.resume("g", "t", actor="bob")
     operations.pause("g", "t", actor="ada", reason="the warehouse moves")
     operations.pause("h", "t", actor="eve")
     operations.resume("h", "t", actor="eve")
     ConsumerGroup.objects.filter(consumer_group__in=("h", "i")).update(paused=True)  # by plain SQL
-    (row,) = table(run("queuestatus"), "Paused groups")
+    (row,) = table(run("queuestatus", "--all"), "Paused groups")
     assert (row["group"], row["topic"], row["by"], row["reason"]) == ("g", "t", "ada", "the warehouse moves")
     found = {one["group"]: one["pause"] for one in json.loads(run("queuestatus", "--format", "json"))["groups"]}
     at = Operation.objects.get(actor="ada").started_at
     assert found == {"g": {"by": "ada", "at": at, "reason": "the warehouse moves"}, "h": None, "i": None}
     # Registered again: who has paused its predecessor has not paused it.
     ConsumerGroup.objects.filter(consumer_group="g").update(registered_at=2**41)
-    assert "Paused groups" not in run("queuestatus")
+    assert "Paused groups" not in run("queuestatus", "--all")

@@ -131,11 +131,11 @@ def test_it_is_refused_with_the_rule(registered, arguments, says):
 
 def test_queuestatus_lists_what_is_overridden(registered):
     out = io.StringIO()
-    call_command("queuestatus", stdout=out, no_color=True)
+    call_command("queuestatus", "--all", stdout=out, no_color=True)
     assert "Overridden" not in out.getvalue()
     run("g", "t", "max_attempts=9", "--noinput")
     out = io.StringIO()
-    call_command("queuestatus", stdout=out, no_color=True)
+    call_command("queuestatus", "--all", stdout=out, no_color=True)
     lines = out.getvalue().splitlines()
     place = lines.index("Overridden options")
     assert lines[place + 1].split() == ["group", "topic", "option", "value", "since", "by"]

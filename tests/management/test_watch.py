@@ -201,7 +201,7 @@ def test_nothing_controls_the_terminal(db):
     (row,) = found.rows
     assert "\x1b" in str(row.group.ref)
     assert any("\x1b" in cause.text for cause in found.causes)
-    said = run("queuestatus", "--verbosity", "2")
+    said = run("queuestatus", "--all")
     assert r"g\u001b[2J\u001b]0;title\u0007\u202e\u009b31m" in said
     assert not re.search(r"[\x1b\x07\u202e\x9b]", said)
     for lines in (24, 60):
@@ -239,8 +239,8 @@ def test_columns_that_do_not_fit_are_left_out(world):
             (header,) = (line for line in terminal.lines() if line.startswith("group/topic"))
         headers.append(header.split())
     assert headers[0] == [
-        "group/topic", "state", "backlog", "flight", "retrying", "oldest", "in/s", "out/s", "drain", "30", "min",
-        "letters", "limits", "subscribers",
+        "group/topic", "state", "mode", "backlog", "flight", "retrying", "oldest", "in/s", "out/s", "drain", "30",
+        "min", "letters", "limits", "subscribers",
     ]  # fmt: skip
     assert headers[2][:3] == ["group/topic", "state", "backlog"]
     assert all(set(narrow) <= set(wide) for wide, narrow in itertools.pairwise(headers))

@@ -232,7 +232,7 @@ def test_a_tick_that_is_overdue_is_a_problem():
     Schedule.objects.update(last_tick=row().last_tick - 130_000)
     ((severity, text),) = problems()
     assert text.startswith("The recurring schedule s has not run since 20")
-    assert "The recurring schedule s has not run since" in command("queuestatus", "--verbosity", "2")
+    assert "The recurring schedule s has not run since" in command("queuestatus", "--all")
 
 
 def test_one_that_was_removed_from_the_code_is_for_information():

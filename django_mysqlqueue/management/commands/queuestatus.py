@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -27,40 +28,41 @@ from django_mysqlqueue.inspection import (
     TaskListing,
     TaskPeriod,
     TaskSummary,
+    find_causes,
     find_problems,
     get_overview,
     jobs,
     list_errors,
     operations_log,
     partitions,
+    status_of,
     summarize_tasks,
 )
-from django_mysqlqueue.inspection.causes import state_of
 from django_mysqlqueue.inspection.operations_log import OperationEntry
 from django_mysqlqueue.inspection.outbox import TopicOverview, read_topics
 from django_mysqlqueue.inspection.problem import NOTE
+from django_mysqlqueue.inspection.trends import GroupRow
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.base import INTERRUPTED, ReadingCommand, add_format, database_errors
-from django_mysqlqueue.management.tables import write_table
+from django_mysqlqueue.management.group_table import COLUMNS, OF_NOW, group_table
+from django_mysqlqueue.management.tables import Page, details, table_lines
 from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.options.table import storable
 from django_mysqlqueue.service import rollups
-from django_mysqlqueue.service.groups import unfinished
 from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.text.escaping import visible
-from django_mysqlqueue.text.humanize import counted, duration, moment, shortened, since_moment
+from django_mysqlqueue.text.humanize import counted, duration, moment
 
-ALWAYS = ("Topics", "Groups")
-"""The tables that are shown even without rows."""
-ERRORS = 20
-"""Maximum number of errors in their table."""
+WIDTH = 100
+"""Maximum number of columns of the output, unless everything is shown."""
+SHORTEST, LONGEST = 24, 40
+"""Its maximum number of lines is that of the terminal, within these bounds."""
+FEW_GROUPS = 3
+"""Number of groups that other problems leave room for."""
 WAITING_JOBS = 20
 """Maximum number of jobs that wait for their next attempts in their table."""
-ERROR_SHOWN = 60
-"""Maximum length of an error in it, and of the reason of a job, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Status:
     """The state that the command shows."""
 
     queue: QueueOverview
+    rows: Sequence[GroupRow]
+    """The groups, the worst states first, then the longest backlogs."""
     topics: Sequence[TopicOverview]
     leases: dict[GroupRef, dict[str, int]]
     """For each group, the number of partitions by owner; ``''`` stands for partitions without an owner."""
@@ -97,6 +101,11 @@ class Command(ReadingCommand):
         add_format(parser)
         parser.add_argument("--key", help="list only errors of messages published with this key")
         parser.add_argument(
+            "--all",
+            action="store_true",
+            help="show everything, as long and wide as it is (default: what fits on a screen of 100 columns)",
+        )
+        parser.add_argument(
             "--watch",
             nargs="?",
             type=watching.interval,
@@ -107,7 +116,8 @@ class Command(ReadingCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self._verbosity = options["verbosity"]
+        self._is_whole = options["all"]
+        self._parts = len(self.databases(options))
         if options["watch"] is None:
             super().handle(*args, **options)
         else:
@@ -227,60 +237,83 @@ class Command(ReadingCommand):
         }
 
     def show(self, using: str, found: Status) -> None:
-        heading = self.style.MIGRATE_HEADING
-        queue = found.queue
+        page = self._page()
+        self._head(page, using, found)
+        rest = [one for one in found.causes if found.summary.state == "ok" or one is not found.summary.cause]
+        serious = [one for one in rest if one.severity < NOTE]
+        for title, noun, causes in (
+            ("Other problems", "problem", serious),
+            ("For information", "note", rest[len(serious) :]),
+        ):
+            if causes:
+                blocks = [self._cause(page, one, found.queue.now) for one in causes]
+                page.section([self._heading(title)], blocks, noun, keep=min(len(found.rows), FEW_GROUPS) + 8)
+        if not found.topics and not found.rows:
+            page.write(["The queue has no messages and no consumer groups."])
+        if found.rows:
+            columns = COLUMNS if self._is_whole else OF_NOW
+            table = group_table(found.rows, page.width - 2, columns=columns, is_folded=False)
+            titles = [column.title.replace("\n", " ") for column in table.columns]
+            right = [column.is_number for column in table.columns]
+            header, *lines = table_lines(titles, table.cells, width=page.width, right=right)
+            page.section([self._heading("Groups"), header], [[line] for line in lines], "group", keep=4)
+        left_out = []
+        for title, names, rows in _tables(using, found):
+            lines = table_lines(names, rows, width=page.width)
+            if rows and len(lines) + 2 <= page.left - 4:
+                page.section([self._heading(title)], [lines], "table")
+            elif rows:
+                left_out.append(f"{title} ({len(rows):,})")
+        if left_out:
+            page.write(["", *page.lines(f"With --all: {', '.join(left_out)}.", most=3)])
+
+    def _head(self, page: Page, using: str, found: Status) -> None:
+        """Write the state of the queue, with its worst problem."""
+        queue, summary = found.queue, found.summary
         ago = duration((queue.now - queue.sequenced_at) / 1000)
         sequencer = f"last active {ago} ago" if queue.sequenced_at else "never active"
-        outbox, since = "", queue.outbox.waiting_since
-        if since is not None:
-            oldest = duration((queue.now - since) / 1000)
+        page.write(page.lines(f"Queue in database {using!r}: last offset {queue.last_offset}, sequencer {sequencer}."))
+        if queue.outbox.waiting_since is not None:
+            oldest = duration((queue.now - queue.outbox.waiting_since) / 1000)
             waiting = counted(queue.outbox.waiting.value, "message")
-            outbox = f", {waiting} in the outbox, the oldest for {oldest} (not counted in any backlog)"
-        self.stdout.write(
-            f"Queue in database {using!r}: last offset {queue.last_offset}, sequencer {sequencer}{outbox}.\n"
-        )
+            page.write(page.lines(f"{waiting} in the outbox, the oldest for {oldest} (not counted in any backlog)."))
         if queue.debounced:
             replaced = counted(queue.debounced, "debounced message")
-            self.stdout.write(f"{replaced} replaced by later ones before entering the log.\n")
-        self._summary(found.summary)
-        if not found.topics and not queue.groups:
-            self.stdout.write("The queue has no messages and no consumer groups.")
-            return
-        for title, columns, rows in _tables(using, found):
-            if rows or title in ALWAYS:
-                if title != ALWAYS[0]:
-                    self.stdout.write("")
-                self.stdout.write(heading(title))
-                write_table(self.stdout, columns, rows)
-        serious = [one for one in found.causes if one.severity < NOTE]
-        for title, causes in (("Problems", serious), ("For information", found.causes[len(serious) :])):
-            if causes:
-                self.stdout.write("")
-                self.stdout.write(heading(title))
-            for cause in causes:
-                self._cause(cause, queue.now)
-
-    def _summary(self, found: QueueStatus) -> None:
+            page.write(page.lines(f"{replaced} replaced by later ones before entering the log."))
         styles = {"ok": self.style.SUCCESS, "degraded": self.style.WARNING, "stopped": self.style.ERROR}
-        self.stdout.write(f"{styles[found.state](found.name)}: {visible(found.headline())}")
-        if found.advice:
-            self.stdout.write(f"Next step: {visible(found.advice)}")
+        page.write(page.lines(f"{summary.name}: {summary.headline()}", most=3, style=styles[summary.state]))
+        if summary.state != "ok" and summary.cause is not None:
+            advice = page.lines(f"Next step: {summary.advice}")
+            page.write(self._details(page, summary.cause, queue.now, advice))
 
-    def _cause(self, cause: Cause, now: int) -> None:
+    def _heading(self, title: str) -> str:
+        return str(self.style.MIGRATE_HEADING(title))
+
+    def _page(self) -> Page:
+        """Return a page for everything, or for what fits on a screen with the sections of other databases."""
+        if self._is_whole:
+            return Page(self.stdout)
+        lines = shutil.get_terminal_size().lines - 1 if self.stdout.isatty() else LONGEST
+        each = max(SHORTEST, min(lines, LONGEST)) // self._parts
+        return Page(self.stdout, WIDTH, each - 2 if self._parts > 1 else each)
+
+    def _cause(self, page: Page, cause: Cause, now: int) -> list[str]:
         style = self.style.ERROR if cause.severity == 0 else self.style.WARNING
-        self.stdout.write(style(f"  {visible(cause.headline())}"))
-        for line in (cause.error, cause.facts(now, when=since_moment), cause.advice):
-            if line:
-                self.stdout.write(f"    {visible(line)}")
-        if cause.symptoms and self._verbosity < 2:
-            self.stdout.write(f"    {counted(len(cause.symptoms), 'symptom')} (--verbosity 2 lists them)")
-        elif cause.symptoms:
-            for problem in cause.symptoms:
-                self.stdout.write(f"    - {visible(problem.text)}")
+        text, advice = page.lines(cause.headline(), indent=2, style=style), page.lines(cause.advice, indent=4)
+        return text + self._details(page, cause, now, advice)
+
+    def _details(self, page: Page, cause: Cause, now: int, advice: list[str]) -> list[str]:
+        """Return the lines below the text of a cause."""
+        lines = [line for text in details(cause, now) for line in page.lines(text, indent=4, most=1)] + advice
+        if not cause.symptoms:
+            return lines
+        number = counted(len(cause.symptoms), "symptom")
+        symptoms = [f"- {one.text}" for one in cause.symptoms] if self._is_whole else [f"{number}: --all"]
+        return lines + [line for text in symptoms for line in page.lines(text, indent=4)]
 
 
 def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
-    """Yield the titles, columns and rows of all tables."""
+    """Yield the titles, columns and rows of the tables below the groups."""
     queue = status.queue
     yield (
         "Topics",
@@ -298,24 +331,6 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
                 "prepared" if route.planned else "messages go there",
             )
             for topic, route in sorted(queue.routes.items())
-        ],
-    )
-    yield (
-        "Groups",
-        ("group", "topic", "mode", "backlog", "oldest", "in flight", "retrying", "dead letters", "subscribers"),
-        [
-            (
-                one.ref.group,
-                one.ref.topic,
-                one.mode + _state(one),
-                one.lag.value,
-                "-" if one.oldest_at is None else duration((queue.now - one.oldest_at) / 1000),
-                one.in_flight.value,
-                one.retrying.value,
-                one.dead_letters.value,
-                len(one.live),
-            )
-            for one in queue.groups
         ],
     )
     yield (
@@ -337,11 +352,6 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
         ],
     )
     yield (
-        "Limits",
-        ("group", "topic", "limits"),
-        [(*group.ref, group.limits.text) for group in queue.groups if group.limits],
-    )
-    yield (
         "Filters",
         ("group", "topic", "filter"),
         [(*group.ref, _filter_text(group.filter)) for group in queue.groups if group.filter is not None],
@@ -358,19 +368,12 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
     yield (
         "Overridden options",
         ("group", "topic", "option", "value", "since", "by"),
-        [
-            (*group.ref, one.name, shortened(one.text), moment(one.at), one.by)
-            for group in queue.groups
-            for one in group.overrides
-        ],
+        [(*group.ref, one.name, one.text, moment(one.at), one.by) for group in queue.groups for one in group.overrides],
     )
     yield (
         "Jobs that wait for their next attempt",
         ("topic", "task", "id", "waits until", "reason"),
-        [
-            (one.topic, one.task, one.id, moment(one.retry_at), shortened(one.retry_reason, most=ERROR_SHOWN) or "-")
-            for one in status.waiting_jobs
-        ],
+        [(one.topic, one.task, one.id, moment(one.retry_at), one.retry_reason or "-") for one in status.waiting_jobs],
     )
     yield (
         "Tasks",
@@ -395,27 +398,25 @@ def _tables(using: str, status: Status) -> Iterator[tuple[str, Sequence[str], Se
                 str(one.hour.failed),
                 _took(one.hour.waited),
                 _took(one.hour.ran),
-                shortened(one.error, most=ERROR_SHOWN) or "-",
+                one.error or "-",
             )
             for one in status.tasks.tasks
         ],
     )
     yield (
-        "Errors"
-        if len(status.errors.kinds) <= ERRORS
-        else f"Errors (the first {ERRORS} of {len(status.errors.kinds):,})",
-        ("group", "topic", "error", "retrying", "dead letters", "failed in 24 h", "first", "last"),
+        "Errors",
+        ("group", "topic", "error", "retrying", "dead letters", "in 24 h", "first", "last"),
         [
             (
                 *one.ref,
-                shortened(one.text, most=ERROR_SHOWN),
+                one.text,
                 str(one.retrying),
                 str(one.dead_letters),
                 str(one.attempts),
-                moment(one.first_at),
-                moment(one.last_at),
+                f"{duration((queue.now - one.first_at) / 1000)} ago",
+                f"{duration((queue.now - one.last_at) / 1000)} ago",
             )
-            for one in status.errors.kinds[:ERRORS]
+            for one in status.errors.kinds
         ],
     )
     yield (
@@ -468,12 +469,6 @@ def _task_period(one: TaskPeriod) -> dict[str, Any]:
     }
 
 
-def _state(group: GroupOverview) -> str:
-    if unfinished(group.after_seek) == "move":
-        return " (waits for a move)"
-    return " (paused)" if group.paused else ""
-
-
 def read_status(using: str, bounds: Bounds = EXACT, *, key: str | None = None) -> Status:
     """Return the state of the queue.
 
@@ -488,13 +483,25 @@ def read_status(using: str, bounds: Bounds = EXACT, *, key: str | None = None) -
     for bucket in rollups.since(session, rollups.MINUTE, queue.now - rollups.HOUR * 1000):
         passed[bucket.ref] += bucket.passed
     pauses = operations_log.pauses_of(session, {one.ref: one.registered_at for one in queue.groups if one.paused})
-    state = state_of(queue, find_problems(queue))
+    problems = find_problems(queue)
+    causes = find_causes(queue, problems)
     topics, errors = read_topics(session, queue.now), list_errors(key=key, using=using)
     has_jobs = any(is_of_jobs(one.ref) for one in queue.groups)
     waiting = jobs.waiting(session, limit=WAITING_JOBS) if has_jobs else []
     tasks = summarize_tasks(using=using, bounds=bounds)
     return Status(
-        queue, topics, leases, passed, pauses, waiting, errors, tasks, state.problems, state.causes, state.status
+        queue,
+        watching.sorted_rows(queue, problems),
+        topics,
+        leases,
+        passed,
+        pauses,
+        waiting,
+        errors,
+        tasks,
+        problems,
+        causes,
+        status_of(queue, causes),
     )
 
 
