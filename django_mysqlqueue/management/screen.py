@@ -18,9 +18,11 @@ from django_mysqlqueue.inspection.causes import Cause, QueueStatus, unavailable
 from django_mysqlqueue.inspection.overview import QueueOverview
 from django_mysqlqueue.inspection.problem import NOTE
 from django_mysqlqueue.inspection.trends import GroupRow
-from django_mysqlqueue.management.group_table import group_table
+from django_mysqlqueue.management.group_table import COLUMNS, group_table
+from django_mysqlqueue.management.keys import HELP, START, View
 from django_mysqlqueue.management.tables import GAP, details
 from django_mysqlqueue.management.watching import Snapshot, Watched
+from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import counted, duration, moment, since_moment
 
@@ -37,7 +39,7 @@ STYLES = ("bold red", "yellow", "green")
 """By severity of a problem, or rank of a state."""
 
 
-def _table(rows: Sequence[GroupRow], width: int) -> Table:
+def _table(rows: Sequence[GroupRow], width: int, chosen: GroupRef | None) -> Table:
     """Return the table with as many columns as there is room for."""
     found = group_table(rows, width)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
@@ -55,7 +57,7 @@ def _table(rows: Sequence[GroupRow], width: int) -> Table:
             Text(text, _style(row) if column.title == "state" else "")
             for column, text in zip(found.columns, texts, strict=True)
         ]
-        table.add_row(*cells)
+        table.add_row(*cells, style="reverse" if row.group.ref == chosen else "")
     return table
 
 
@@ -109,24 +111,28 @@ def _cause(cause: Cause, now: int, *, in_detail: bool) -> Iterator[Text]:
             yield _line(f"  {text}")
 
 
-def _database(one: Watched, *, width: int, height: int, rows: int, seconds: float, waited: float) -> RenderableType:
+def _database(
+    one: Watched, view: View, *, width: int, height: int, most: int, seconds: float, waited: float
+) -> Iterator[RenderableType]:
     found, heading = one.found, [(f"Database {one.alias!r}", "bold")]
     if found is not None:
         heading.append((f"  {moment(found.overview.now)[:19]}", "dim"))
     if waited >= LATE and not one.problem:
         heading.append((f"  no answer for {duration(waited)}", "yellow"))
-    lines: list[RenderableType] = [_line(*heading)]
+    yield _line(*heading)
     if one.problem:
-        lines += _banner(unavailable(one.alias, one.problem))
-        lines.append(_line((f"It is tried again {_every(seconds)}.", "dim")))
+        yield from _banner(unavailable(one.alias, one.problem))
+        yield _line((f"It is tried again {_every(seconds)}.", "dim"))
     elif found is None:
-        lines.append(_line(("Reading…", "dim")))
+        yield _line(("Reading…", "dim"))
+    elif (row := _opened(one, view)) is not None:
+        yield from _group(row, found)
     else:
-        lines += _snapshot(found, width=width, height=height, rows=rows)
-    return Group(*lines)
+        yield from _snapshot(found, height=height)
+        yield from _groups(one, view, width=width, most=most)
 
 
-def _snapshot(found: Snapshot, *, width: int, height: int, rows: int) -> Iterator[RenderableType]:
+def _snapshot(found: Snapshot, *, height: int) -> Iterator[RenderableType]:
     yield from _banner(found.status, found.overview.now)
     yield from _numbers(found.overview)
     most = min(CAUSES, max(1, height // 6))
@@ -136,14 +142,45 @@ def _snapshot(found: Snapshot, *, width: int, height: int, rows: int) -> Iterato
         yield from _cause(cause, found.overview.now, in_detail=height >= LARGE)
     if len(causes) > most:
         yield _line((f"  {counted(len(causes) - most, 'more problem')}", "dim"))
-    if found.rows:
+
+
+def _groups(one: Watched, view: View, *, width: int, most: int) -> Iterator[RenderableType]:
+    """Yield the list, from the first group or up to the chosen one."""
+    rows = one.rows(view)
+    chosen = view.chosen.ref if view.chosen is not None and view.chosen.alias == one.alias else None
+    number = next((number for number, row in enumerate(rows) if row.group.ref == chosen), 0)
+    first = max(0, number + 1 - most)
+    if rows:
         yield Text("")
-        yield _table(found.rows[:rows], width)
-    left = len(found.rows) - rows
+        yield _table(rows[first : first + most], width, chosen)
+    left = len(rows) - most
     if left > 0:
-        yield _line((f"{counted(left, 'more group')}", "dim"))
-    elif found.overview.more_groups:
+        yield _line((counted(left, "more group"), "dim"))
+    elif one.found is not None and one.found.overview.more_groups:
         yield _line(("There are more groups. Only the first ones by topic and name are read.", "dim"))
+
+
+# -- a group ---------------------------------------------------------------------
+
+
+def _opened(one: Watched, view: View) -> GroupRow | None:
+    """Return the group of a database that is open; None if it has none, or no longer."""
+    if view.mode != "group" or view.chosen is None or view.chosen.alias != one.alias:
+        return None
+    return next((row for row in one.rows(view) if row.group.ref == view.chosen.ref), None)
+
+
+def _group(row: GroupRow, found: Snapshot) -> Iterator[RenderableType]:
+    group = row.group
+    yield _line((str(group.ref), "bold"), "  ", (row.state.text, _style(row)))
+    for cause in found.causes:
+        if group.ref in cause.refs:
+            yield from _cause(cause, found.overview.now, in_detail=True)
+    facts = [(column.title.replace("\n", " "), column.text(row)) for column in COLUMNS[1:]]
+    facts += [("filter", str(group.filter))] if group.filter is not None else []
+    facts += [(one.name, f"{one.text} (overridden by {one.by}, {moment(one.at)[:19]})") for one in group.overrides]
+    facts += [("subscriber", one.name) for one in group.live]
+    yield from (_line((f"{name:<16}", "dim"), text) for name, text in facts)
 
 
 # -- the screen ------------------------------------------------------------------
@@ -166,18 +203,25 @@ class Screen:
         width, height = os.get_terminal_size(self._console.file.fileno())
         return width or DEFAULT_SIZE[0], height or DEFAULT_SIZE[1]
 
-    def show(self, databases: Sequence[Watched]) -> None:
+    @contextlib.contextmanager
+    def left(self) -> Iterator[None]:
+        """Show the terminal's earlier contents for a time, and what is written meanwhile."""
+        self._live.stop()
+        yield
+        self._live.start()
+
+    def show(self, databases: Sequence[Watched], view: View = START) -> None:
         """Draw the screen."""
         self._console.size = self.size()
-        self._live.update(SegmentLines(self._lines(databases), new_lines=True), refresh=True)
+        self._live.update(SegmentLines(self._lines(databases, view), new_lines=True), refresh=True)
 
-    def _lines(self, databases: Sequence[Watched]) -> list[Any]:
+    def _lines(self, databases: Sequence[Watched], view: View) -> list[Any]:
         """Return the lines. If there are too many, the longest tables are cut first."""
         height = self._console.height
-        every = {one.alias: len(one.found.rows) if one.found and not one.problem else 0 for one in databases}
+        every = {one.alias: len(one.rows(view)) for one in databases}
         rows = dict(every)
         while True:
-            lines = self._render(databases, rows)
+            lines = self._render(databases, view, rows)
             excess = len(lines) - height
             longest = max(rows, key=lambda alias: rows[alias])
             if excess <= 0 or rows[longest] <= 1:
@@ -190,18 +234,34 @@ class Screen:
             lines = [*lines[: height - 1], *self._console.render_lines(more)]
         return lines
 
-    def _render(self, databases: Sequence[Watched], rows: dict[str, int]) -> list[Any]:
+    def _render(self, databases: Sequence[Watched], view: View, rows: dict[str, int]) -> list[Any]:
         width, height = self._console.size
-        parts: list[RenderableType] = [_line((f"queuestatus, {_every(self._seconds)}. Press q to quit.", "dim"))]
-        for one in databases:
+        parts: list[RenderableType] = [self._head(view)]
+        if view.mode == "help":
+            parts += [_line((f"{key:<12}", "bold"), text) for key, text in HELP.items()]
+            return self._console.render_lines(Group(*parts))
+        shown = [one for one in databases if _opened(one, view)] or databases
+        for one in shown:
             waited = 0.0 if one.answer is None else time.monotonic() - one.started
-            lines = height // len(databases)
-            if len(databases) > 1:
+            if len(shown) > 1:
                 parts.append(Text(""))
-            parts.append(
-                _database(one, width=width, height=lines, rows=rows[one.alias], seconds=self._seconds, waited=waited)
+            parts += _database(
+                one,
+                view,
+                width=width,
+                height=height // len(databases),
+                most=rows[one.alias],
+                seconds=self._seconds,
+                waited=waited,
             )
         return self._console.render_lines(Group(*parts))
+
+    def _head(self, view: View) -> Text:
+        if view.mode == "filter":
+            return _line(("Filter: ", "bold"), f"{view.filter}_", ("  Enter keeps it, Esc clears it.", "dim"))
+        text = f"queuestatus, {_every(self._seconds)}. Press h for the keys, q to quit."
+        chosen = f" Chosen: {view.chosen.ref}." if view.chosen is not None else ""
+        return _line((text, "dim"), (f" Filter: {view.filter}." if view.filter else "", "yellow"), chosen)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from django.core.management.base import CommandError
@@ -25,6 +25,7 @@ from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.inspection.trends import GroupRow, read_rows, with_samples
+from django_mysqlqueue.management.keys import START, Place, View, press, split
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, TOTAL_SECONDS, start_each
 
@@ -36,6 +37,8 @@ REDRAW_SECONDS = 1.0
 """Seconds after which the screen is drawn again even if nothing was read."""
 TICK = 0.1
 """Seconds after which the loop looks for answers and for another size of the terminal. A key ends the wait."""
+ESCAPE_SECONDS = 0.05
+"""Seconds in which the rest of an escape sequence arrives; the key Esc has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,13 @@ class Watched:
     due: float = 0.0
     """When the next read begins."""
 
+    def rows(self, view: View) -> list[GroupRow]:
+        """Return the groups that the list shows."""
+        if self.found is None or self.problem:
+            return []
+        wanted = view.filter.casefold()
+        return [row for row in self.found.rows if wanted in str(row.group.ref).casefold()]
+
     def turn(self, read: Callable[[str], Snapshot], seconds: float) -> bool:
         """Begin to read, or take what was read; return True if there is something new to show.
 
@@ -108,56 +118,116 @@ class Watched:
 def watch(
     aliases: Sequence[str],
     read: Callable[[str], Snapshot],
-    show: Callable[[Sequence[Watched]], None],
+    show: Callable[[Sequence[Watched], View], None],
     *,
     seconds: float,
     size: Callable[[], object],
     keys: TextIO,
+    change: Callable[[Place, str], None],
 ) -> None:
     """Show databases until the key q is pressed. A database that does not answer is tried again.
 
-    ``read``: reads the database of an alias; raises ``CommandError`` if it cannot be read.
+    Args:
+        aliases: the databases.
+        read: reads the database of an alias; raises ``CommandError`` if it cannot be read.
+        show: draws the screen.
+        seconds: seconds between two reads.
+        size: returns the size of the terminal.
+        keys: where keys are read, if it is a terminal.
+        change: runs ``queuepause`` or ``queueresume`` on a group, in a terminal with its usual settings.
     """
-    databases = [Watched(alias) for alias in aliases]
-    drawn_at, drawn_size = -math.inf, None
-    with _ended_by_signals(), _keys(keys) as pressed:
+    databases, view = [Watched(alias) for alias in aliases], START
+    drawn_at, drawn_size, drawn_view = -math.inf, None, view
+    with _ended_by_signals(), _keyboard(keys) as keyboard:
         while True:
             news = [one.turn(read, seconds) for one in databases]
             now, current = time.monotonic(), size()
-            if any(news) or current != drawn_size or now - drawn_at >= REDRAW_SECONDS:
-                show(databases)
-                drawn_at, drawn_size = now, current
-            if "q" in pressed(TICK).lower():
-                return
+            if any(news) or (current, view) != (drawn_size, drawn_view) or now - drawn_at >= REDRAW_SECONDS:
+                show(databases, view)
+                drawn_at, drawn_size, drawn_view = now, current, view
+            for key in split(keyboard.pressed(TICK)):
+                groups = {Place(one.alias, row.group.ref): row.group for one in databases for row in one.rows(view)}
+                view = press(view, key, [*groups])
+                if view.mode == "end":
+                    return
+                if view.is_asked and view.chosen is not None:
+                    with keyboard.released():
+                        change(view.chosen, "queueresume" if groups[view.chosen].paused else "queuepause")
+                    view, drawn_at = replace(view, is_asked=False), -math.inf
+                    for one in databases:
+                        one.due = 0.0
+                    break
+
+
+class _NoKeyboard:
+    """Stands for keys that cannot be read: stdin is not a terminal."""
+
+    def pressed(self, seconds: float) -> str:
+        """Wait."""
+        time.sleep(seconds)
+        return ""
+
+    def released(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing."""
+        return contextlib.nullcontext()
+
+
+class _Keyboard:
+    """The keys of a terminal, which passes on each key at once, without echo, unless it is released."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._before = termios.tcgetattr(fd)
+
+    def take(self) -> None:
+        """Begin."""
+        mode = termios.tcgetattr(self._fd)
+        mode[3] &= ~(termios.ECHO | termios.ICANON)
+        # A shell would show its prompt on this screen after Ctrl-Z.
+        mode[6][termios.VSUSP] = bytes([os.fpathconf(self._fd, "PC_VDISABLE")])
+        mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
+        # The screen may be shown already: a key that was pressed since is kept.
+        termios.tcsetattr(self._fd, termios.TCSADRAIN, mode)
+
+    def restore(self) -> None:
+        """Give the terminal its earlier settings. Keys that nobody has read answer no question: they are discarded."""
+        termios.tcsetattr(self._fd, termios.TCSAFLUSH, self._before)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Give the terminal its earlier settings for a time, so that a line can be typed."""
+        self.restore()
+        yield
+        self.take()
+
+    def pressed(self, seconds: float) -> str:
+        """Wait for keys."""
+        data = self._read(seconds)
+        if data.endswith(b"\x1b"):
+            data += self._read(ESCAPE_SECONDS)
+        return data.decode(errors="replace")
+
+    def _read(self, seconds: float) -> bytes:
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return b""
+        try:
+            return os.read(self._fd, 1024) or b"q"
+        except OSError:  # the terminal was closed
+            return b"q"
 
 
 @contextlib.contextmanager
-def _keys(terminal: TextIO) -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits for keys. Until the end, the terminal passes on each key at once, without echo."""
+def _keyboard(terminal: TextIO) -> Iterator[_Keyboard | _NoKeyboard]:
+    """Yield the keys. At the end, the terminal has its earlier settings."""
     if not terminal.isatty():
-        yield lambda seconds: time.sleep(seconds) or ""  # type: ignore[func-returns-value]
+        yield _NoKeyboard()
         return
-    fd = terminal.fileno()
-    before = termios.tcgetattr(fd)
-    mode = termios.tcgetattr(fd)
-    mode[3] &= ~(termios.ECHO | termios.ICANON)
-    # A shell would show its prompt on this screen after Ctrl-Z.
-    mode[6][termios.VSUSP] = bytes([os.fpathconf(fd, "PC_VDISABLE")])
-    mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
-    termios.tcsetattr(fd, termios.TCSAFLUSH, mode)
-
-    def pressed(seconds: float) -> str:
-        if not select.select([fd], [], [], seconds)[0]:
-            return ""
-        try:
-            return os.read(fd, 1024).decode(errors="replace") or "q"
-        except OSError:  # the terminal was closed
-            return "q"
-
+    keyboard = _Keyboard(terminal.fileno())
     try:
-        yield pressed
+        keyboard.take()
+        yield keyboard
     finally:
-        termios.tcsetattr(fd, termios.TCSAFLUSH, before)
+        keyboard.restore()
 
 
 @contextlib.contextmanager

@@ -23,8 +23,9 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.management import screen, watching
 from django_mysqlqueue.management.base import INTERRUPTED
+from django_mysqlqueue.management.keys import START, Place, press
 from django_mysqlqueue.management.watching import Watched, read_snapshot
-from django_mysqlqueue.models import ConsumerGroup, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, Operation, QueueMessage
 from tests.support.commands import run
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import GroupRef, groups
@@ -68,7 +69,7 @@ def test_it_shows_the_state_and_changes_of_it_until_q(world):
     with opened_watch() as terminal:
         before = terminal.mode()
         lines = terminal.wait_for("g/t")
-        assert lines[0] == "queuestatus, every 500 ms. Press q to quit."
+        assert lines[0] == "queuestatus, every 500 ms. Press h for the keys, q to quit."
         assert lines[1].startswith(f"Database {USING!r}  20")
         assert lines[2].startswith(" STOPPED  No subscriber is running; 3 messages are waiting")
         assert any(line.startswith("Next step: Start “manage.py runsubscriber”.") for line in lines)
@@ -84,6 +85,109 @@ def test_it_shows_the_state_and_changes_of_it_until_q(world):
         assert terminal.mode() == before
         assert terminal.output.count(ENTER) == terminal.output.count(LEAVE) == 1
         assert terminal.output.endswith(LEAVE) or "\x1b[?25h" in terminal.output.split(LEAVE)[-1]
+
+
+@pytest.mark.processes
+def test_a_group_is_chosen_opened_paused_and_resumed(world):
+    with opened_watch(columns=120, lines=40) as terminal:
+        before = terminal.mode()
+        terminal.wait_for("g/t")
+        terminal.press("\x1b[B")
+        terminal.wait_for("Chosen: g/t.")
+        terminal.press("\r")
+        lines = terminal.wait_for("backlog         3")
+        assert lines[2].startswith("g/t  no subscribers")
+        terminal.press("p")
+        terminal.wait_for("queuepause g t")
+        assert terminal.mode() == before, "the reason is a line"
+        said = converse(terminal, ("the warehouse moves\r", "Continue? [y/N]"), ("y\r", "Press Enter"))
+        assert "The group g/t will be paused" in said
+        (done,) = Operation.objects.all()
+        assert (done.action, done.reason) == ("pause", "the warehouse moves")
+        assert "@" in done.actor
+        terminal.press("\r")
+        terminal.wait_for("g/t  paused")
+        assert not terminal.mode()[3] & (termios.ICANON | termios.ECHO)
+        terminal.press("p")
+        terminal.wait_for("queueresume g t")
+        said = converse(terminal, ("\r", "Continue? [y/N]"), ("n\r", "Press Enter"))
+        assert "Nothing was changed." in said
+        terminal.press("\r")
+        terminal.wait_for("g/t  paused")
+        assert ConsumerGroup.objects.get().paused
+        terminal.press("\x1b")
+        terminal.wait_for("group/topic")
+        terminal.press("q")
+        assert terminal.end() == 0
+        assert terminal.mode() == before
+        assert terminal.output.count(ENTER) == terminal.output.count(LEAVE) == 3
+
+
+def converse(terminal, *parts):
+    """Types texts and waits for the answer to each; returns all that was shown."""
+    begun = len(terminal.output)
+    for typed, shown in parts:
+        place = len(terminal.output)
+        terminal.press(typed)
+        terminal.wait_until(lambda lines: shown in terminal.output[place:])  # noqa: B023
+    return terminal.output[begun:]
+
+
+@pytest.mark.processes
+def test_the_list_is_filtered_and_the_keys_are_shown(world):
+    backlog("other")
+    with opened_watch(columns=120) as terminal:
+        terminal.wait_for("other/t")
+        terminal.press("/OTH")
+        lines = terminal.wait_for("Filter: OTH_")
+        assert any(line.startswith("other/t") for line in lines)
+        assert not any(line.startswith("g/t") for line in lines)
+        terminal.press("\rj")
+        terminal.wait_for("Filter: OTH. Chosen: other/t.")
+        terminal.press("\x1b")
+        terminal.wait_until(lambda lines: any(line.startswith("g/t") for line in lines))
+        terminal.press("?")
+        lines = terminal.wait_for("pause or resume the chosen group")
+        assert not any("other/t" in line for line in lines[1:])
+        terminal.press("h")
+        terminal.wait_for("group/topic")
+        terminal.press("q")
+        assert terminal.end() == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("end", "status"), [("\x03", INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_the_terminal_is_restored_while_it_asks(world, end, status):
+    with opened_watch(columns=120) as terminal:
+        before = terminal.mode()
+        terminal.wait_for("g/t")
+        terminal.press("jp")
+        terminal.wait_for("queuepause g t")
+        if end == "\x03":
+            terminal.press(end)
+        else:
+            terminal.process.send_signal(end)
+        assert terminal.end() == status
+        assert terminal.mode() == before
+        assert terminal.output.count(ENTER) == terminal.output.count(LEAVE) == 1
+        assert not Operation.objects.exists()
+
+
+def test_the_terminal_is_restored_after_an_error(world):
+    master, slave = pty.openpty()
+    before = termios.tcgetattr(slave)
+
+    def show(databases, view):
+        assert termios.tcgetattr(slave) != before
+        raise RuntimeError
+
+    try:
+        with open(slave, closefd=False) as keys, pytest.raises(RuntimeError):
+            watching.watch([USING], read_snapshot, show, seconds=1, size=lambda: (80, 24), keys=keys, change=None)
+        assert termios.tcgetattr(slave) == before
+    finally:
+        os.close(master)
+        os.close(slave)
 
 
 @pytest.mark.processes
@@ -263,6 +367,23 @@ def test_at_most_seven_causes_are_listed_with_their_symptoms(world):
     assert any(f"({len(cause.symptoms)} symptoms)" in line for line in lines if not line.startswith("●"))
 
 
+def test_the_chosen_group_is_always_shown(world):
+    for number in range(40):
+        backlog(f"group-{number:02}")
+    found = Watched(USING, read_snapshot(USING))
+    places = [Place(USING, row.group.ref) for row in found.rows(START)]
+    view = START
+    with screen_of(120, 24) as (shown, terminal):
+        for place in places:
+            view = press(view, "j", places)
+            assert view.chosen == place
+            shown.show([found], view)
+            lines = terminal.lines()
+            assert len(lines) == 24
+            assert any(line.startswith(str(place.ref)) for line in lines[1:])
+    assert "\x1b[7m" in terminal.output
+
+
 def test_several_databases_one_below_the_other(world):
     found = read_snapshot(USING)
     with screen_of(100, 30) as (shown, terminal):
@@ -315,7 +436,7 @@ def test_a_database_that_is_gone_is_tried_again(world, monkeypatch):
     master, slave = pty.openpty()
     frames = []
 
-    def show(databases):
+    def show(databases, view):
         (one,) = databases
         frames.append((one.problem, one.found is not None))
         if one.problem == "" and any(problem for problem, _ in frames):
@@ -323,7 +444,7 @@ def test_a_database_that_is_gone_is_tried_again(world, monkeypatch):
 
     try:
         with open(slave, closefd=False) as keys:
-            watching.watch([USING], read, show, seconds=0.05, size=lambda: (80, 24), keys=keys)
+            watching.watch([USING], read, show, seconds=0.05, size=lambda: (80, 24), keys=keys, change=None)
     finally:
         os.close(master)
         os.close(slave)
@@ -361,13 +482,13 @@ def test_without_a_keyboard_it_waits(world):
     """stdin is not a terminal: only signals end it."""
     shown = []
 
-    def show(databases):
+    def show(databases, view):
         shown.append(1)
         if len(shown) == 2:
             raise KeyboardInterrupt
 
     with open(os.devnull) as keys, pytest.raises(KeyboardInterrupt):
-        watching.watch([USING], read_snapshot, show, seconds=0.1, size=lambda: (80, 24), keys=keys)
+        watching.watch([USING], read_snapshot, show, seconds=0.1, size=lambda: (80, 24), keys=keys, change=None)
 
 
 def test_an_empty_queue(db):

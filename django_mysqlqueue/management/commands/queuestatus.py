@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -9,8 +10,9 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from django_mysqlqueue.filter_policies import FilterPolicy
@@ -45,6 +47,7 @@ from django_mysqlqueue.inspection.trends import GroupRow
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.base import INTERRUPTED, ReadingCommand, add_format, database_errors
 from django_mysqlqueue.management.group_table import COLUMNS, OF_NOW, group_table
+from django_mysqlqueue.management.keys import Place
 from django_mysqlqueue.management.tables import Page, details, table_lines
 from django_mysqlqueue.options.delivery_limits import LIMIT_OPTIONS
 from django_mysqlqueue.options.table import storable
@@ -53,7 +56,11 @@ from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import counted, duration, moment
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.management.screen import Screen
 
 WIDTH = 100
 """Maximum number of columns of the output, unless everything is shown."""
@@ -111,8 +118,8 @@ class Command(ReadingCommand):
             type=watching.interval,
             const=watching.SECONDS,
             metavar="SECONDS",
-            help="show the state on a full screen that is updated every SECONDS (default: 2) until you press q; its "
-            "counts have the bounds of the dashboard",
+            help="show the state on a full screen that is updated every SECONDS (default: 2) until you press q; h "
+            "shows the keys that choose, open and pause groups; its counts have the bounds of the dashboard",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -148,10 +155,29 @@ class Command(ReadingCommand):
         try:
             with screen.opened(self.stdout, seconds=seconds, color=not options["no_color"]) as shown:
                 watching.watch(
-                    self.databases(options), read, shown.show, seconds=seconds, size=shown.size, keys=sys.stdin
+                    self.databases(options),
+                    read,
+                    shown.show,
+                    seconds=seconds,
+                    size=shown.size,
+                    keys=sys.stdin,
+                    change=lambda place, command: self._change(shown, place, command, options),
                 )
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+
+    def _change(self, shown: Screen, place: Place, command: str, options: dict[str, Any]) -> None:
+        """Run a command on a group, which shows what it would do and asks for confirmation."""
+        with shown.left(), contextlib.suppress(EOFError):
+            self.stdout.write(f"{command} {visible(place.ref.group)} {visible(place.ref.topic)}")
+            reason = input("Reason for the audit log: ")
+            try:
+                call_command(
+                    command, "--", *place.ref, database=place.alias, reason=reason, no_color=options["no_color"]
+                )
+            except CommandError as error:
+                self.stderr.write(str(error))
+            input("Press Enter to return to the screen. ")
 
     def read(self, using: str, options: dict[str, Any]) -> Status:
         return read_status(using, key=options["key"])
