@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -20,8 +21,9 @@ def kind_of(using: str, error: Error) -> FailureKind | None:
 def alias_of(error: Error) -> str | None:
     """Return the alias of the connection that raised an error; None if it was raised elsewhere."""
     for frame, _line in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, BaseDatabaseWrapper):
+        owner: Any = frame.f_locals.get("self")
+        # Not isinstance: it would evaluate a lazy object, such as the user of a request.
+        if issubclass(type(owner), BaseDatabaseWrapper):
             return str(owner.alias)
     return None
 
