@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.auth.models import AnonymousUser
+from django.contrib.sessions.backends.base import SessionBase
+from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_GET
 
-from django_mysqlqueue.admin.context import DashboardContext
+from django_mysqlqueue.admin.context import FOLDER, DashboardContext
 from django_mysqlqueue.admin.permissions import databases_to_view, demand
+from django_mysqlqueue.sql import failures
+from django_mysqlqueue.sql.connection import bounded
+from django_mysqlqueue.sql.several import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -69,8 +78,7 @@ class DashboardAdmin(_ModelAdmin):
             path("" if name == OVERVIEW else f"{name}/", self._page(name), name=f"{prefix}_{name}")
             for name in PAGE_NAMES
         ]
-        operate = self.admin_site.admin_view(self.operate)
-        return [*found, path("do/<slug:name>/", operate, name=f"{prefix}_do")]
+        return [*found, path("do/<slug:name>/", self._bounded(self.operate), name=f"{prefix}_do")]
 
     def _page(self, name: str) -> Callable[..., HttpResponseBase]:
         @require_GET
@@ -81,7 +89,32 @@ class DashboardAdmin(_ModelAdmin):
             demand(self.has_view_permission(request) and page.may_open(request))
             return page(self._context(request), request).respond()
 
-        return self.admin_site.admin_view(view)
+        return self._bounded(view)
+
+    def _bounded(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+        """Return a view of the admin that waits for no database without a time limit, and has no transaction.
+
+        The limits apply to session, user and permissions too, in whichever database they are.
+        """
+        inner = self.admin_site.admin_view(view)
+
+        @functools.wraps(inner)
+        def respond(request: HttpRequest, **parameters: Any) -> HttpResponseBase:
+            try:
+                with contextlib.ExitStack() as limits:
+                    for alias in connections:
+                        limits.enter_context(bounded(alias, connect=ANSWER_SECONDS))
+                    response = inner(request, **parameters)
+                    return response.render() if hasattr(response, "render") else response
+            except Error as error:
+                alias = failures.alias_of(error) or DEFAULT_DB_ALIAS
+                if failures.kind_of(alias, error) is None:
+                    raise
+                return _unavailable(request, alias, error)
+
+        for alias in connections:
+            transaction.non_atomic_requests(alias)(respond)
+        return respond
 
     def operate(self, request: HttpRequest, name: str) -> HttpResponse:
         """Ask for confirmation of an operation, and run it on a confirmed POST."""
@@ -96,3 +129,27 @@ class DashboardAdmin(_ModelAdmin):
         databases = databases_to_view(request)
         menu = [(tab, views) for tab in TABS if (views := tab.views(request))]
         return DashboardContext(self.admin_site, self.opts, menu, databases if len(databases) > 1 else ())
+
+
+class _UnreadSession(SessionBase):
+    """In place of a session that could not be read: no middleware waits for it again, and its cookie stays."""
+
+    def load(self) -> dict[str, Any]:
+        """Return no data."""
+        return {}
+
+
+def _unavailable(request: HttpRequest, alias: str, error: Error) -> HttpResponse:
+    """Return a page without anything that needs a database: not even the user is known.
+
+    So it has no text of the driver, which may contain users and hosts.
+    """
+    from django_mysqlqueue.admin.causes import Banner
+    from django_mysqlqueue.inspection.causes import unavailable
+
+    # Middleware, and the mails of the log to ADMINS, may read both afterwards.
+    request.user = AnonymousUser()
+    request.session = _UnreadSession(request.session.session_key)
+    banner = Banner(unavailable(alias, f"{failures.summarize(alias, error)}."))
+    html = render_to_string(f"{FOLDER}/unavailable.html", {"banner": banner})
+    return HttpResponse(html, status=503, headers={"Retry-After": "10", "Cache-Control": "no-store"})

@@ -29,7 +29,7 @@ from django_mysqlqueue.permissions import (
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.sql.several import Unread, read_each
+from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ def _visible(request: HttpRequest) -> Visible:
         return Visible({})
     topics: dict[str, frozenset[str]] = {}
     unread: dict[str, Unread] = {}
-    for alias, known in read_each(aliases, lambda alias: log.known(Session(alias))).items():
+    # Each page of the admin asks for this: it must not wait for long.
+    for alias, known in read_each(aliases, lambda alias: log.known(Session(alias)), within=ANSWER_SECONDS).items():
         if isinstance(known, Unread):
             # The index of the admin must not fail because of one of the databases.
             unread[alias] = known

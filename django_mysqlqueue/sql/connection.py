@@ -371,15 +371,16 @@ def bounded(using: str, *, read: float = READ_SECONDS, connect: float = CONNECT_
 
     This is for web workers: the request's own connection has the timeouts of ``OPTIONS``, usually none, and they
     cannot be changed once it is open. Inside a ``TestCase``, the block joins its transaction. On SQLite there is no
-    server to wait for.
+    server to wait for. A block inside of one with the same ``read`` uses its connection.
 
     ``read``: seconds to wait for each answer, unless ``OPTIONS`` sets another value.
     """
-    if not may_be_bounded(using):
+    outer: Any = connections[using]
+    if not may_be_bounded(using) or getattr(outer, "waits_for", None) == read:
         yield
         return
-    outer = connections[using]
     own = outer.copy(using)
+    own.waits_for = read
     own.settings_dict = {**limited_settings(own, read=read, connect=connect), "AUTOCOMMIT": True}
     # Observers of the project's connection see these statements too.
     own.queries_log, own.force_debug_cursor = outer.queries_log, outer.force_debug_cursor

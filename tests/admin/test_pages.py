@@ -7,6 +7,7 @@ from html import unescape
 
 import pytest
 from django.contrib.auth.models import User
+from django.urls import resolve
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.admin.dashboard import PAGE_NAMES
@@ -243,3 +244,9 @@ def test_what_is_stored_is_shown_as_text(client, name):
     assert "\"'&" not in text
     if name in ("group", "inflight", "offsets"):
         assert "&lt;script&gt;" in text
+
+
+@pytest.mark.parametrize("address", ["", "jobs/", "do/pause/"])
+def test_no_page_is_in_the_transaction_of_atomic_requests(client, address):
+    """It would begin before the time limits, and keep locks until the response is sent."""
+    assert {"default", "other"} <= resolve(f"{ROOT}{address}").func._non_atomic_requests
