@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import Permission, User
+from django.db import OperationalError
 from playwright.sync_api import Page, Request, Route, expect
 
 from django_mysqlqueue import Message, operations, publish_many
@@ -494,34 +495,154 @@ def test_a_hidden_tab_asks_nothing(desk: Desk, live, queue: Sub):
     assert len(asked) == 2
 
 
+def is_old(page: Page, reason: str) -> None:
+    """All says that the page is old, and from when: the banner, the tab, and what was there, which is still there."""
+    at = page.locator("#mq-live").get_attribute("data-at")
+    expect(page.locator("#mq-old h2")).to_have_text(f"As of {at}")
+    expect(page.locator("#mq-old p")).to_have_text(reason)
+    assert page.title().startswith(f"As of {at} \u00b7 Dashboard")
+    assert (page.locator("#mq-icon").get_attribute("href") or "").endswith("stale.svg")
+    assert page.locator("#mq-live").evaluate("one => getComputedStyle(one).filter") == "grayscale(1)"
+    expect(card(page, "scheduled")).to_have_text("1")
+
+
+def is_new(page: Page) -> None:
+    """Nothing says that the page is old."""
+    expect(page.locator("#mq-old")).to_be_hidden()
+    state = page.locator("#mq-status").inner_text()
+    assert page.title().startswith(f"{state} \u00b7 Dashboard")
+    assert (page.locator("#mq-icon").get_attribute("href") or "").endswith(f"{state.lower()}.svg")
+    assert page.locator("#mq-live").evaluate("one => getComputedStyle(one).filter") == "none"
+
+
 def test_a_server_that_is_gone_and_comes_back(desk: Desk, live, site: Site, queue: Sub):
     live("")
     page = desk.page
+    is_new(page)
     site.stop()
     page.clock.run_for(REFRESH_MS)
-    expect(live_text(page)).to_have_text("Not refreshed: the server does not respond.")
-    # What was there is still there.
-    expect(card(page, "scheduled")).to_have_text("1")
+    is_old(page, "The server does not respond.")
+    assert faults(page) == []
     site.start()
     refresh(page)
-    expect(live_text(page)).to_have_text("")
+    is_new(page)
     assert all("net::ERR_" in text for text in desk.complaints)
     desk.complaints.clear()
 
 
 def test_a_session_that_has_ended(desk: Desk, live, queue: Sub):
+    """It is seen too that somebody has logged in again, in another tab."""
+    live("")
+    page = desk.page
+    cookies = page.context.cookies()
+    page.context.clear_cookies()
+    refresh(page)
+    is_old(page, "Your session has expired: log in again.")
+    page.context.add_cookies(cookies)  # type: ignore[arg-type]
+    refresh(page)
+    is_new(page)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"status": 503, "body": "<p data-state=Stopped><bdi>The database is gone."}, "The database is gone."),
+        ({"status": 500, "body": "<p class=errornote>A setting is wrong."}, "A setting is wrong."),
+        ({"status": 502, "body": "Bad gateway"}, "The server reports an error: 502."),
+        ({"status": 200, "body": "Log in"}, "Your session has expired: log in again."),
+    ],
+)
+def test_an_answer_without_data(desk: Desk, live, queue: Sub, answer: dict[str, Any], reason: str):
+    live("")
+    page = desk.page
+    page.route(desk.site.url(), lambda route: route.fulfill(content_type="text/html", **answer))
+    refresh(page)
+    is_old(page, reason)
+    page.unroute(desk.site.url())
+    refresh(page)
+    is_new(page)
+    desk.forget_statuses()
+
+
+def test_a_database_that_does_not_answer(desk: Desk, live, queue: Sub, monkeypatch: pytest.MonkeyPatch):
+    live("")
+    page = desk.page
+
+    def fail(*_: object) -> None:
+        raise OperationalError(2013, "Lost connection")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("django_mysqlqueue.admin.pages.overview.read_shared", fail)
+        patch.setattr("django_mysqlqueue.sql.failures.kind_of", lambda using, error: "no_answer")
+        refresh(page)
+    is_old(page, "The database 'default' does not answer: (2013, 'Lost connection')")
+    refresh(page)
+    is_new(page)
+    desk.forget_statuses()
+
+
+def test_a_refresh_that_hangs_is_seen_and_is_the_only_one(desk: Desk, live, queue: Sub):
     asked = live("")
     page = desk.page
-    other = page.context.new_page()
-    other.goto(desk.site.url())
-    other.get_by_role("button", name="Log out").click()
-    expect(other.get_by_text("Logged out")).to_be_visible()
+    held: list[Route] = []
+    page.route(desk.site.url(), lambda route: held.append(route))
+    with page.expect_request(desk.site.url()):
+        page.clock.run_for(REFRESH_MS)
+    page.clock.run_for(5000)
+    is_new(page)
+    page.clock.run_for(1000)
+    is_old(page, "The server does not respond.")
+    page.clock.run_for(20_000)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    page.clock.run_for(1000)
+    assert len(asked) == 1
+    held[0].continue_()
+    is_new(page)
+    # One that never comes is given up.
+    with page.expect_request(desk.site.url()):
+        page.clock.run_for(REFRESH_MS)
+    with page.expect_event("requestfailed"):
+        page.clock.run_for(30_000)
+    is_old(page, "The server does not respond.")
+    page.unroute(desk.site.url())
     refresh(page)
-    expect(live_text(page)).to_have_text("Your session has expired: log in again.")
-    expect(card(page, "scheduled")).to_have_text("1")
-    number = len(asked)
-    page.clock.run_for(REFRESH_MS * 10)
-    assert len(asked) == number
+    is_new(page)
+    desk.complaints.clear()
+
+
+def test_a_page_without_a_state_has_an_icon_only_while_it_is_old(desk: Desk, live, queue: Sub):
+    live("operations/")
+    page, icon = desk.page, desk.page.locator("#mq-icon")
+    assert icon.count() == 0
+    page.route("**/operations/", lambda route: route.fulfill(status=502))
+    refresh(page)
+    expect(icon).to_have_attribute("href", "/static/django_mysqlqueue/stale.svg")
+    expect(page).to_have_title(re.compile(r"^As of \d\d:\d\d:\d\d \u00b7 Operations"))
+    page.unroute("**/operations/")
+    refresh(page)
+    expect(icon).to_have_count(0)
+    expect(page).to_have_title(re.compile(r"^Operations"))
+    desk.forget_statuses()
+
+
+def test_the_interval_is_chosen_and_remembered(desk: Desk, live, queue: Sub):
+    asked = live("")
+    page = desk.page
+    choice = page.get_by_label("Refresh every")
+    expect(choice).to_have_value("4")
+    choice.select_option("30 s")
+    page.clock.run_for(29_000)
+    assert asked == []
+    with page.expect_response(lambda answer: answer.request.resource_type == "fetch"):
+        page.clock.run_for(1000)
+    desk.open("operations/")
+    expect(choice).to_have_value("30")
+    choice.select_option("2 s")
+    with page.expect_response(lambda answer: answer.request.resource_type == "fetch"):
+        page.clock.run_for(2000)
+    page.evaluate("localStorage.setItem('mq-interval', '0.001')")
+    desk.open("operations/")
+    expect(choice).to_have_value("4")
 
 
 def test_a_job_is_followed_to_its_end(desk: Desk, live, db: None):

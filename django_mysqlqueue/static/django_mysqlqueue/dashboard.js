@@ -4,6 +4,10 @@
 (() => {
   const page = document.querySelector(".mq-page");
   if (!page) return;
+  const parsed = async (answer) => new DOMParser().parseFromString(await answer.text(), "text/html");
+  const write = (element, text) => {
+    if (element.textContent !== text) element.textContent = text;
+  };
 
   // -- ticking all rows --
   const boxes = (form) => [...form.querySelectorAll("tbody input[type=checkbox]")];
@@ -18,8 +22,7 @@
     all.indeterminate = ticked > 0 && ticked < rows.length;
     const told = form.querySelector(".mq-selected");
     if (!told) return;
-    const text = (gone ? told.dataset.more : told.dataset.some).replace("{n}", ticked + gone).replace("{all}", rows.length).replace("{k}", gone);
-    if (told.textContent !== text) told.textContent = text;
+    write(told, (gone ? told.dataset.more : told.dataset.some).replace("{n}", ticked + gone).replace("{all}", rows.length).replace("{k}", gone));
   };
   for (const form of page.querySelectorAll("form")) count(form);
   document.addEventListener("change", (event) => {
@@ -54,7 +57,7 @@
         const values = plot.dataset.columns.split(",").map((column) => `${heads[column].textContent} ${row.cells[column].textContent}`);
         said = [row.cells[0].textContent, ...values].join(" \u00b7 ");
       }
-      if (text.textContent !== said) text.textContent = said;
+      write(text, said);
     }
   };
   const size = (plot) => {
@@ -129,19 +132,16 @@
     copy.textContent = copy.dataset.done;
   });
 
-  const seconds = Number(page.dataset.live);
   const live = document.getElementById("mq-live");
-  if (!seconds || !live) return;
+  if (!page.dataset.live || !live) return;
   const button = document.getElementById("mq-pause");
+  const select = document.getElementById("mq-interval");
   const state = document.getElementById("mq-state");
+  const LATE = 6000; // More than the server waits for a database that does not answer.
+  const GIVE_UP = 30000;
   let paused = false;
+  let asking = false; // A slow server must not have two refreshes of a page under way.
   let timer = null;
-  let asked = 0;
-
-  const say = (text, stale) => {
-    if (state.textContent !== text) state.textContent = text;
-    state.classList.toggle("mq-stale", stale);
-  };
 
   // Ticks, what is open, what has the focus and how far boxes are scrolled outlive a refresh.
   const remember = () => ({
@@ -189,67 +189,95 @@
   };
 
   // The state of the queue is in the tab's title and icon, too. A screen reader is told when it changes.
-  const showState = (answered) => {
-    document.title = answered.title;
-    const [icon, shown] = [answered.getElementById("mq-icon"), document.getElementById("mq-icon")];
-    if (icon && shown && icon.getAttribute("href") !== shown.getAttribute("href")) shown.href = icon.getAttribute("href");
-    return live.querySelector("[data-state]")?.dataset.state;
+  const stateName = () => live.querySelector("[data-state]")?.dataset.state;
+  const showIcon = (address) => {
+    let icon = document.getElementById("mq-icon");
+    if (!address) return icon?.remove();
+    if (!icon) document.head.append((icon = Object.assign(document.createElement("link"), { id: "mq-icon", rel: "icon", type: "image/svg+xml" })));
+    if (icon.getAttribute("href") !== address) icon.href = address;
   };
 
-  const refresh = async () => {
-    if (paused || document.hidden) return;
-    if (busy()) return plan();
-    const mine = ++asked;
-    try {
-      const answer = await fetch(location.href, { headers: { "X-Requested-With": "fetch" }, signal: AbortSignal.timeout(15000) });
-      // Paused while the answer was on its way: the page stays as it is, and says that.
-      if (paused) return;
-      if (answer.redirected || answer.status === 403) {
-        say(page.dataset.ended, true);
-        return;
-      }
-      const answered = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const found = answered.getElementById("mq-live");
-      if (!found) throw new Error(String(answer.status));
-      if (paused) return;
-      let told = "";
-      if (mine === asked && !busy()) {
-        const kept = remember();
-        const before = live.querySelector("[data-state]")?.dataset.state;
-        live.replaceChildren(...found.childNodes);
-        cross();
-        restore(kept);
-        offer();
-        const after = showState(answered);
-        if (after && after !== before) told = after;
-        // The job of the page has ended, for example.
-        if (answer.ok && !answered.querySelector(".mq-page").dataset.live) paused = button.hidden = true;
-      }
-      say(told, false);
-      if (paused) return;
-    } catch {
-      if (paused) return;
-      say(page.dataset.stale, true);
+  // -- what is shown is old, or new again --
+  const old = document.getElementById("mq-old");
+  const age = (reason) => {
+    if (paused) return;
+    const at = page.dataset.asOf.replace("{time}", live.dataset.at);
+    write(old.querySelector("h2"), at);
+    write(old.querySelector("bdi"), reason);
+    if (old.hidden) document.title = `${at} \u00b7 ${document.title.replace(`${stateName()} \u00b7 `, "")}`;
+    showIcon(page.dataset.icon);
+    old.hidden = false;
+    page.classList.add("mq-aged");
+  };
+  const renew = (answered) => {
+    document.title = answered.title;
+    showIcon(answered.getElementById("mq-icon")?.getAttribute("href"));
+    old.hidden = true;
+    page.classList.remove("mq-aged");
+  };
+
+  const show = async (answer) => {
+    const answered = await parsed(answer);
+    const found = answered.getElementById("mq-live");
+    // A redirect, which has the status 0 here, or a page that is not of the queue: to log in.
+    if (answer.status === 403 || (!found && answer.status < 300)) return age(page.dataset.ended);
+    if (!found || answer.status >= 500) {
+      return age(answered.querySelector("[data-state] bdi, .errornote")?.textContent || page.dataset.failed.replace("{status}", answer.status));
     }
+    // Paused while the answer was on its way: the page stays as it is, and says that.
+    if (paused || busy()) return;
+    const kept = remember();
+    const before = stateName();
+    live.replaceChildren(...found.childNodes);
+    live.dataset.at = found.dataset.at;
+    cross();
+    restore(kept);
+    offer();
+    renew(answered);
+    const after = stateName();
+    write(state, after && after !== before ? after : "");
+    // The job of the page has ended, for example.
+    if (answer.ok && !answered.querySelector(".mq-page").dataset.live) paused = button.hidden = select.hidden = true;
+  };
+  const refresh = async () => {
+    if (asking || paused || document.hidden) return;
+    if (busy()) return plan();
+    asking = true;
+    const stop = new AbortController();
+    const timers = [setTimeout(age, LATE, page.dataset.silent), setTimeout(() => stop.abort(), GIVE_UP)];
+    try {
+      await show(await fetch(location.href, { headers: { "X-Requested-With": "fetch" }, redirect: "manual", signal: stop.signal }));
+    } catch {
+      age(page.dataset.silent);
+    }
+    timers.forEach(clearTimeout);
+    asking = false;
     plan();
   };
   const plan = () => {
     clearTimeout(timer);
-    timer = setTimeout(refresh, seconds * 1000);
+    timer = setTimeout(refresh, Number(select.value || page.dataset.live) * 1000);
   };
 
+  // A page that is woken has an interval of its own, which is none of the choices.
+  select.value = page.dataset.live;
+  if (select.value) {
+    const chosen = localStorage.getItem("mq-interval");
+    if ([...select.options].some((one) => one.value === chosen)) select.value = chosen;
+    select.hidden = false;
+  }
+  select.addEventListener("change", () => {
+    localStorage.setItem("mq-interval", select.value);
+    plan();
+  });
   button.hidden = false;
   button.addEventListener("click", () => {
     paused = !paused;
     button.setAttribute("aria-pressed", String(paused));
     button.textContent = paused ? button.dataset.go : button.dataset.pause;
-    say(paused ? page.dataset.paused : "", false);
-    clearTimeout(timer);
-    if (!paused) refresh();
+    write(state, paused ? page.dataset.paused : "");
+    refresh();
   });
-  document.addEventListener("visibilitychange", () => {
-    clearTimeout(timer);
-    if (!document.hidden && !paused) refresh();
-  });
+  document.addEventListener("visibilitychange", refresh);
   plan();
 })();
