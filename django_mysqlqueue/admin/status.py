@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from django.utils import timezone, translation
@@ -10,17 +10,14 @@ from django.utils.translation import ngettext
 
 from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.inspection import (
-    PAGES,
     Bounds,
     QueueStatus,
     StallTimes,
     find_problems,
     get_overview,
 )
-from django_mysqlqueue.inspection.bounds import STALL_TIMES
-from django_mysqlqueue.inspection.causes import QueueState, state_of, unavailable, with_notes
+from django_mysqlqueue.inspection.causes import QueueState, state_of, with_notes
 from django_mysqlqueue.inspection.trends import with_samples
-from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
 
 
 def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> QueueState:
@@ -33,19 +30,6 @@ def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> QueueSta
     # Texts of problems are in the reader's language and time zone.
     where = (translation.get_language(), timezone.get_current_timezone_name())
     return shared.get(("overview", using, bounds, stall_times, *where), read)
-
-
-def read_status(aliases: Sequence[str]) -> QueueStatus:
-    """Return the state of one or several databases, within a few seconds: pages of others must not wait for longer."""
-
-    def read(alias: str) -> QueueStatus:
-        return read_shared(alias, PAGES, STALL_TIMES).status
-
-    answers = read_each(aliases, read, within=ANSWER_SECONDS)
-    found = {
-        alias: unavailable(alias, one.reason) if isinstance(one, Unread) else one for alias, one in answers.items()
-    }
-    return found[aliases[0]] if len(aliases) == 1 else worst(found)[1]
 
 
 def worst(found: Mapping[str, QueueStatus]) -> tuple[str, QueueStatus]:

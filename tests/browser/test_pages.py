@@ -645,6 +645,16 @@ def test_the_interval_is_chosen_and_remembered(desk: Desk, live, queue: Sub):
     expect(choice).to_have_value("4")
 
 
+def test_the_index_of_the_admin_shows_the_state_when_it_is_known(desk: Desk, queue: Sub):
+    page = desk.page
+    page.goto(f"{desk.site.origin}/admin/")
+    banner = page.locator(".mq-banner")
+    expect(banner.locator("h2")).to_have_text(re.compile("^Message queue: (Stopped|Degraded)$"))
+    expect(banner.locator("bdi")).not_to_be_empty()
+    banner.get_by_role("link", name="Open dashboard").click()
+    expect(page).to_have_url(desk.site.url())
+
+
 def test_a_job_is_followed_to_its_end(desk: Desk, live, db: None):
     job("j1", status="RUNNING", started_at=NOW, worker_ids="w\n")
     asked = live("job/?id=j1")

@@ -330,6 +330,14 @@ def test_a_cold_page_whose_session_cannot_be_read_answers_in_time(site, server, 
 
 
 @pytest.mark.promise("Health")
+def test_the_index_of_the_admin_does_not_wait_for_a_frozen_server(site, server):
+    with frozen(server):
+        began = time.monotonic()
+        assert site.get("/admin/").status_code == 200
+        assert time.monotonic() - began < 1
+
+
+@pytest.mark.promise("Health")
 def test_a_health_check_names_the_frozen_databases(db, server, settings, monkeypatch):
     settings.MYSQLQUEUE = {"TOPICS": {"a": {"DATABASE": PRIVATE}, "b": {"DATABASE": f"{PRIVATE}_queue"}}}
     for alias in (PRIVATE, f"{PRIVATE}_queue"):

@@ -9,6 +9,16 @@
     if (element.textContent !== text) element.textContent = text;
   };
 
+  // -- the state on the admin's index, which does not wait for it --
+  const showOnIndex = async () => {
+    const banner = (await parsed(await fetch(page.dataset.stateOf))).querySelector("[data-state]");
+    if (!banner) return;
+    page.classList.add(...banner.classList);
+    page.querySelector("h2").append(`: ${banner.querySelector("h2").textContent}`);
+    page.querySelector("p").prepend(banner.querySelector("bdi") || "", " ");
+  };
+  if (page.dataset.stateOf) showOnIndex().catch(() => {});
+
   // -- ticking all rows --
   const boxes = (form) => [...form.querySelectorAll("tbody input[type=checkbox]")];
   const away = (form) => [...form.querySelectorAll("input[data-away]")];
