@@ -171,7 +171,7 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
             return to("quarantine", topic=problem.topic), _("Open quarantine")
         case "retrying":
             # Jobs that have failed are dead letters.
-            narrowed = {"task": problem.task} if problem.task else {"state": "retrying"}
+            narrowed = {"task": problem.task} if problem.task else {"state": "retrying", "key": problem.key}
             return to("deadletters", **narrowed, **named), _("Open errors")
         case "recurring" | "recurring_failed":
             return to("recurring"), _("Open schedules")

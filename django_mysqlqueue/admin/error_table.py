@@ -32,7 +32,6 @@ class KindFilter:
 
     state: str | None
     error_class: str | None
-    task: str | None
     text: str | None
     """That of one kind."""
 
@@ -41,7 +40,6 @@ class KindFilter:
         return (
             (self.state is None or self.state in kind.states)
             and self.error_class in (None, kind.error_class or NO_CLASS)
-            and (self.task is None or self.task in kind.tasks)
             and self.text in (None, kind.text)
         )
 
@@ -73,11 +71,14 @@ class ErrorTable:
     hours: int = HOURS
 
 
-def error_table(found: ErrorListing, wanted: KindFilter) -> ErrorTable:
-    """Return the table of those kinds that are wanted."""
+def error_table(found: ErrorListing, wanted: KindFilter, task: str | None) -> ErrorTable:
+    """Return the table of those kinds that are wanted.
+
+    ``task``: the task that was chosen, to which ``found`` is restricted.
+    """
     kinds = [kind for kind in found.kinds if wanted.matches(kind)]
     classes = {kind.error_class or NO_CLASS for kind in found.kinds} | _given(wanted.error_class)
-    tasks = {task for kind in found.kinds for task in kind.tasks} | _given(wanted.task)
+    tasks = {task for kind in found.kinds for task in kind.tasks} | _given(task)
     return ErrorTable(
         [_row(kind, found.now) for kind in kinds[:SHOWN_KINDS]],
         max(0, len(kinds) - SHOWN_KINDS),

@@ -336,3 +336,37 @@ def test_no_class_is_offered_if_all_errors_have_one(client):
     fail_with(1, "no 1")
     assert 'value="-"' not in page(client, "deadletters")
     assert told(client, **{"class": "-"}) == []
+
+
+def test_a_kind_is_broken_down_by_key_and_a_key_is_redriven_alone(client):
+    of_a = [fail_with(number, f"no {number}", key="a") for number in range(3)]
+    of_b = fail_with(3, "no 3", key="b")
+    kind = "ValueError: no <number>"
+    assert not errors(client).rows[0].kind.keys, "it is read only if somebody asks"
+    (row,) = errors(client, topic="t", kind=kind).rows
+    assert [(one.key, one.retrying, one.dead_letters, one.attempts) for one in row.kind.keys] == [
+        ("a", 0, 3, 3),
+        ("b", 0, 1, 1),
+    ]
+    text = page(client, "deadletters", topic="t", kind=kind)
+    assert "By key, of 0 retrying messages, 4 dead letters and 4 failed attempts" in text
+    (link,) = {unescape(one) for one in re.findall(r'href="([^"]*deadletters/[^"]*key=a[^"]*)"', text)}
+    found = client.get(link).context
+    assert offsets(found) == of_a[::-1]
+    assert str(found["kinds"].rows[0].kind.dead_letters) == "3"
+    links = re.findall(r'href="([^"]*do/redrive/[^"]*key=a[^"]*)"', client.get(link).content.decode())
+    (redrive,) = {unescape(one) for one in links}
+    asked = unescape(client.get(redrive).content.decode())
+    assert "key a" in asked
+    (said,) = confirm(client, "redrive", topic="t_dlq", key="a", kind=kind, upto=10**9)
+    assert said == "Dead letters redriven: 3."
+    assert Operation.objects.get().detail.startswith("key 'a'"), Operation.objects.get().detail
+    assert offsets(listed(client)) == [of_b]
+
+
+def test_errors_and_dead_letters_are_filtered_by_key(client):
+    one, other = fail_with(1, "no 1", key="a"), fail_with(2, "gone", key="b")
+    assert told(client, key="a") == [("g", "ValueError: no <number>", "0", "1", "1")]
+    assert offsets(listed(client, key="a")) == [one]
+    assert offsets(listed(client, key="b")) == [other]
+    assert told(client, key="c") == []

@@ -160,10 +160,3 @@ def test_an_error_of_jobs_is_named_to_those_who_may_view_it(client, make_client,
     assert banner.status.text == found.cause.text
     assert "ValueError" not in found.cause.text
     assert found.error == "(errors of jobs are hidden)"
-
-
-def test_the_index_of_the_admin_names_no_error(client, clock, no_handlers):
-    outage(clock)
-    text = unescape(client.get("/admin/").content.decode())
-    assert "g/t: every attempt has failed since" in text
-    assert "ConnectionError" not in text

@@ -47,7 +47,7 @@ class DeadLettersPage(Page):
 
     name = "deadletters"
     title = gettext_lazy("Dead letters")
-    filters = ("topic", "group", "task", "class", "state", "error", "since", "until", "kind")
+    filters = ("topic", "group", "key", "task", "class", "state", "error", "since", "until", "kind")
     position = "before"
     shows_several_topics = True
     exports = True
@@ -58,11 +58,18 @@ class DeadLettersPage(Page):
         topics = [one for one in dead_letters.dlq_topics(session, bounds=self.bounds) if self.may_view(one[0])]
         topic, group = self.text("topic"), self.text("group")
         given = None if topic is None else first_topic(topic)
-        wanted = KindFilter(self.choice("state", STATES), self.text("class"), self.text("task"), self.text("kind"))
+        wanted = KindFilter(self.choice("state", STATES), self.text("class"), self.text("kind"))
         listing = error_kinds.find_errors(
-            session, topic=given, group=group, topics=self.topics_to_view(), shown=self.errors.line, bounds=self.bounds
+            session,
+            topic=given,
+            group=group,
+            topics=self.topics_to_view(),
+            key=self._key(),
+            by_key=wanted.text is not None,
+            shown=self.errors.line,
+            bounds=self.bounds,
         )
-        kinds = error_table(listing, wanted)
+        kinds = error_table(listing, wanted, self.text("task"))
         dlq = self._dlq(topics, refs) if wanted.error_class is None and wanted.state in (None, "dead_letters") else ""
         numbers = {first_topic(name): number for name, number in topics}
         names = {first_topic(ref.topic) for ref in refs} | numbers.keys() | ({given} if given else set())
@@ -110,6 +117,10 @@ class DeadLettersPage(Page):
             "readers": [ref for ref in refs if ref.topic == topic],
         }
 
+    def _key(self) -> str | None:
+        """Return the key that is searched for: the key of a job is its task."""
+        return self.text("key") or self.text("task")
+
     def _selection(self, topic: str) -> DeadLetterFilter:
         self.about = topic
         error = self.text("error")
@@ -117,9 +128,7 @@ class DeadLettersPage(Page):
             # Without the filter, the page would show, and offer to redrive or discard, more than was asked for.
             raise Refused(search_refused())
         since, until = self.period()
-        return DeadLetterFilter(
-            topic, group=self.text("group"), error=error, since=since, until=until, key=self.text("task")
-        )
+        return DeadLetterFilter(topic, group=self.text("group"), error=error, since=since, until=until, key=self._key())
 
     def _look(self, wanted: DeadLetterFilter) -> DeadLetterMatches:
         """Return the dead letters of a selection, with the error that the query string names if it names one."""
