@@ -92,7 +92,7 @@ def parameters(name, topic):
     if name in ("redrive", "redrive-selected", "discard", "discard-selected"):
         offset = QueueMessage.objects.get(topic=f"{topic}_dlq").offset
         return {"topic": f"{topic}_dlq", "row": str(offset), "reason": "test"}
-    if name in ("retry-selected", "move-selected", "dead-letter"):
+    if name in ("retry-selected", "dead-letter"):
         given["row"] = str(DeliveryState.objects.filter(topic=topic).latest("message_offset").message_offset)
     if name == "replay":
         first = str(QueueMessage.objects.filter(topic=topic).earliest("offset").offset)

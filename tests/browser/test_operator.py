@@ -146,9 +146,9 @@ def test_a_poisoned_partition_is_found_and_retried_after_the_mend(desk: Desk, st
     assert effects("fragile") == []
 
     mended.touch()
-    page.get_by_role("link", name="Retry now").click()
+    page.get_by_role("link", name="Retry", exact=True).click()
     expect(page.get_by_text("that will be retried now: 1.")).to_be_visible()
-    page.get_by_role("button", name="Retry all waiting messages now").click()
+    page.get_by_role("button", name="Retry waiting messages").click()
     expect(page.locator(".messagelist")).to_contain_text("that are due now: 1.")
     expect(page.get_by_text("No unsettled messages.")).to_be_visible()
     expect(card(page, "backlog")).to_have_text("0")

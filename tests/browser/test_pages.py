@@ -142,7 +142,7 @@ def queries(sub: Sub) -> list[str]:
         "changelist": ["", "?span=day", "?sort=-backlog"],
     }
     found = [address for page in PAGES for address in named.get(page.name, [f"{page.name}/"])]
-    names = ("pause", "resume", "seek", "replay", "retry", "move-retries", "override", "drop")
+    names = ("pause", "resume", "seek", "replay", "retry", "override", "drop")
     found += [f"do/{name}/?group={LONG}&topic=orders" for name in names]
 
     retrying = DeliveryState.objects.filter(acked=False, delivered_by="").values_list(
@@ -179,7 +179,7 @@ def previews(sub: Sub) -> list[str]:
     group, time = "group=billing&topic=orders", "time=2100-01-01T00:00:00"
     selected = f"{group}&row={row}"
     found = [f"seek/?{group}&target=earliest", f"seek/?{group}&target=offset&asked=yes", f"retry/?{group}"]
-    found += [f"retry-selected/?{selected}", f"move-retries/?{group}&{time}", f"move-selected/?{selected}&{time}"]
+    found += [f"retry-selected/?{selected}&{time}", f"retry/?{group}&{time}"]
     found += [f"override/?{group}&option=rate&value=5/s", f"override/?{group}&option=rate&value=x&asked=yes"]
     found += [f"restore/?group={LONG}&topic=orders&option=filter", f"release/?{group}&row=%22customer-000%22"]
     found += [f"redrive/?topic=orders_dlq&upto={dead + 9}&rate=0.5", f"discard/?topic=orders_dlq&upto={dead + 9}"]

@@ -95,8 +95,6 @@ def prepare(alias, name):
         "seek": {"target": "earliest"},
         "replay": {"first": failed, "last": failed},
         "retry-selected": {"row": failed},
-        "move-retries": {"time": LATER},
-        "move-selected": {"row": failed, "time": LATER},
         "dead-letter": {"row": failed},
         "retry-error": {"kind": f"{alias}. <number>", "upto": 10**9},
         "dead-letter-error": {"kind": f"{alias}. <number>", "upto": 10**9},

@@ -20,7 +20,9 @@ from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.refs import GroupRef
 
 RESET_ATTEMPTS = forms.BooleanField(required=False, label=gettext_lazy("Count attempts from 1 again"))
-RETRY_AT = TimeField(label=gettext_lazy("Retry at"))
+RETRY_AT = TimeField(
+    label=gettext_lazy("Retry at"), required=False, help_text=gettext_lazy("Leave empty to retry them now.")
+)
 LAST_ERROR = forms.CharField(
     required=False,
     strip=False,
@@ -177,46 +179,25 @@ class WaitingForm(GroupForm):
 
 
 class Retry(AdminOperation):
-    """Retry all messages of a group that wait for another attempt, or those with an error."""
+    """Retry all messages of a group that wait for another attempt, or those of a key or with an error."""
 
     name = "retry"
-    label = gettext_lazy("Retry all waiting messages now")
+    label = gettext_lazy("Retry waiting messages")
     form = WaitingForm
     operation = staticmethod(operations.retry)
-    fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS, "error": LAST_ERROR}
+    fields: ClassVar = {"time": RETRY_AT, "reset_attempts": RESET_ATTEMPTS, "error": LAST_ERROR}
+    renamed: ClassVar = {"time": "at"}
 
 
 class RetrySelected(AdminOperation):
     """Retry selected messages."""
 
     name = "retry-selected"
-    label = gettext_lazy("Retry selected messages now")
+    label = gettext_lazy("Retry selected messages")
     operation = staticmethod(operations.retry)
-    fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS, "row": IdsField()}
-    renamed: ClassVar = {"row": "offsets"}
-    # Some may have come due since the page was shown.
-    fixed: ClassVar = {"missing_ok": True}
-
-
-class MoveRetries(AdminOperation):
-    """Move all messages of a group that wait for another attempt to another time, or those with an error."""
-
-    name = "move-retries"
-    label = gettext_lazy("Retry waiting messages at another time")
-    form = WaitingForm
-    operation = staticmethod(operations.retry)
-    fields: ClassVar = {"time": RETRY_AT, "error": LAST_ERROR}
-    renamed: ClassVar = {"time": "at"}
-
-
-class MoveSelectedRetries(AdminOperation):
-    """Move selected messages that wait for another attempt to another time."""
-
-    name = "move-selected"
-    label = gettext_lazy("Retry selected messages at another time")
-    operation = staticmethod(operations.retry)
-    fields: ClassVar = {"row": IdsField(), "time": RETRY_AT}
+    fields: ClassVar = {"time": RETRY_AT, "reset_attempts": RESET_ATTEMPTS, "row": IdsField()}
     renamed: ClassVar = {"row": "offsets", "time": "at"}
+    # Some may have come due since the page was shown.
     fixed: ClassVar = {"missing_ok": True}
 
 
