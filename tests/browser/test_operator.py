@@ -65,7 +65,8 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
     publish_many("b.slow", (Message({"n": n, "go": str(go)}, key=f"k{n % 8}") for n in range(24)))
     names = {row.info["pid"]: row.subscriber_name for row in SubscriberHeartbeat.objects.all()}
     page = desk.open("inflight/")
-    row = page.get_by_role("row").filter(has_text=names[doomed.process.pid])
+    rows = page.locator("section[aria-labelledby=mq-subscribers]").get_by_role("row")
+    row = rows.filter(has_text=names[doomed.process.pid])
     expect(row.get_by_text(re.compile(r"slow/b\.slow: [1-9]"))).to_be_visible()
     # Without a heartbeat from after the start of the other one, it would count as replaced by it.
     wait_for(lambda: heartbeat(doomed).heartbeat_at > heartbeat(other).info["started_at"])
@@ -78,7 +79,7 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
     found.get_by_role("link", name="Open subscribers").click()
     expect(row.get_by_text("lost", exact=True)).to_be_visible()
     # The one that is alive cannot be forgotten.
-    expect(page.get_by_role("row").filter(has_text=names[other.process.pid]).get_by_text("live")).to_be_visible()
+    expect(rows.filter(has_text=names[other.process.pid]).get_by_text("live")).to_be_visible()
     expect(page.get_by_role("link", name="Forget")).to_have_count(1)
     row.get_by_role("link", name="Forget").click()
     expect(page.get_by_text("Its process must not be running.")).to_be_visible()
@@ -167,6 +168,7 @@ def test_an_abandoned_group_is_dropped(desk: Desk, start: Start):
     found = problem(page, "No live subscribers for abandoned/b.calm; 3 messages are waiting")
     expect(found).to_be_visible()
     found.get_by_role("link", name="Open group").click()
+    page.get_by_text("More…", exact=True).click()
     page.get_by_role("link", name="Drop group").click()
     preview = page.locator(".mq-preview")
     expect(preview).to_contain_text("Messages that GC keeps only for this group, and may delete afterwards: 3")
@@ -175,6 +177,7 @@ def test_an_abandoned_group_is_dropped(desk: Desk, start: Start):
     page.get_by_role("link", name="Back").click()
     expect(page.get_by_role("heading", name="Group abandoned/b.calm")).to_be_visible()
     assert groups.find(USING, abandoned) is not None
+    page.get_by_text("More…", exact=True).click()
     page.get_by_role("link", name="Drop group").click()
     page.get_by_role("button", name="Drop group").click()
     expect(page.get_by_text("The group abandoned/b.calm is dropped.")).to_be_visible()
@@ -199,7 +202,7 @@ def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
         lag = int(card(page, "backlog").inner_text())
         wait_for(lambda: int(card(page, "backlog").inner_text()) > lag)
         assert Effect.objects.count() == handled
-        page.get_by_role("link", name="Resume").click()
+        page.get_by_role("link", name="Resume", exact=True).click()
         page.get_by_role("button", name="Resume group").click()
         expect(page.get_by_role("link", name="Pause", exact=True)).to_be_visible()
         wait_for(lambda: Effect.objects.count() > handled + lag)
@@ -208,6 +211,7 @@ def test_pause_resume_and_seek_while_messages_flow(desk: Desk, start: Start):
     assert Operation.objects.get(action="pause").reason == "the warehouse moves"
 
     offsets = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    page.get_by_text("More…", exact=True).click()
     page.get_by_role("link", name="Seek").click()
     page.get_by_label("Continue from").select_option("offset")
     page.get_by_label("Offset", exact=True).fill(str(offsets[2]))
@@ -234,7 +238,7 @@ def test_dead_letters_are_redriven_and_discarded(desk: Desk, start: Start, tmp_p
     given_up = problem(page, "mortal/b.mortal has dead-lettered messages: 5 in b.mortal_dlq")
     expect(given_up).to_be_visible()
     given_up.get_by_role("link", name="Open dead letters").click()
-    kind = page.get_by_role("row").filter(has_text="ValueError: there is no such customer")
+    kind = page.locator(".mq-kinds tbody").get_by_role("row").filter(has_text="ValueError: there is no such customer")
     expect(kind).to_have_count(1)
     kind.get_by_role("link", name="List 5 dead letters: ").click()
     letters = page.locator("tbody").filter(has=page.get_by_role("checkbox")).get_by_role("row")

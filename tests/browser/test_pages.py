@@ -159,6 +159,7 @@ def queries(sub: Sub) -> list[str]:
     found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]
     found += [f"do/cancel-jobs/?row={quote(json.dumps(name))}" for name in ("waits", "runs", "failed")]
     found += ["do/cancel-task/?topic=jobs.default&task=shop.tasks.mail"]
+    found += [f"do/{name}-task/?group=jobs&topic=jobs.default&task=shop.tasks.mail" for name in ("pause", "resume")]
     refused = QuarantinedMessage.objects.get().pk
     found += [f"do/{name}/?row={refused}" for name in ("requeue", "delete-quarantined")]
     found += [f"do/{name}-topic/?topic=orders&upto={refused}" for name in ("requeue", "delete-quarantined")]
@@ -267,17 +268,17 @@ def test_paused_while_an_answer_is_on_its_way(desk: Desk, live, db: None):
 def test_ticks_scroll_and_focus_outlive_a_refresh(desk: Desk, live, queue: Sub):
     asked = live(GROUP)
     page = desk.page
-    page.set_viewport_size({"width": 700, "height": 500})
+    page.set_viewport_size({"width": 660, "height": 500})
     ticked = page.get_by_label("Select partition customer-003", exact=True)
     ticked.check()
     page.get_by_label("Select partition customer-005", exact=True).check()
     link = page.get_by_role("link", name="customer-007", exact=True)
     link.focus()
-    box = page.locator(".mq-scroll").last
-    box.evaluate("box => { box.scrollLeft = 60; }")
+    box = page.locator("section[aria-labelledby=mq-partitions] .mq-scroll")
+    box.evaluate("box => { box.scrollLeft = 20; }")
     page.evaluate("window.scrollTo(0, 300)")
     assert page.evaluate("window.scrollY") == 300
-    assert box.evaluate("box => box.scrollLeft") == 60
+    assert box.evaluate("box => box.scrollLeft") == 20
     # What is there after the refresh is another element, not the old one.
     box.evaluate("box => { box.dataset.old = 'yes'; }")
     refresh(page)
@@ -287,8 +288,9 @@ def test_ticks_scroll_and_focus_outlive_a_refresh(desk: Desk, live, queue: Sub):
     expect(page.get_by_label("Select partition customer-005", exact=True)).to_be_checked()
     expect(page.get_by_role("checkbox", checked=True)).to_have_count(2)
     expect(link).to_be_focused()
-    assert page.evaluate("window.scrollY") == 300
-    assert box.evaluate("box => box.scrollLeft") == 60
+    # The name of the new state may have made the top a little higher.
+    assert abs(page.evaluate("window.scrollY") - 300) < 20
+    assert box.evaluate("box => box.scrollLeft") == 20
     # And what was ticked is what is asked about.
     page.get_by_role("button", name="Release leases of selected partitions").click()
     expect(page.get_by_text("whose leases will be released: 2.")).to_be_visible()
@@ -386,6 +388,7 @@ def test_a_key_of_two_lines_is_found_again_by_the_form(open_desk: Open, db: None
         expect(rows.locator("td").nth(1)).to_have_text("two lines")
     for label, address in (("Owner (exact)", "offsets/?owner="), ("Subscriber (exact)", "inflight/?subscriber=")):
         desk.open(f"{address}{quote(sub.name)}")
+        rows = desk.page.locator("section:is([aria-labelledby=mq-offsets], [aria-labelledby=mq-inflight]) tbody tr")
         for _ in range(2):
             expect(rows).to_have_count(4)
             expect(desk.page.get_by_label(label, exact=True)).to_have_value(sub.name.replace("\n", "\\u000a"))
@@ -572,7 +575,7 @@ def test_a_database_that_does_not_answer(desk: Desk, live, queue: Sub, monkeypat
         raise OperationalError(2013, "Lost connection")
 
     with monkeypatch.context() as patch:
-        patch.setattr("django_mysqlqueue.admin.pages.overview.read_shared", fail)
+        patch.setattr("django_mysqlqueue.admin.pages.base.read_shared", fail)
         patch.setattr("django_mysqlqueue.sql.failures.kind_of", lambda using, error: "no_answer")
         refresh(page)
     is_old(page, "The database 'default' does not answer: (2013, 'Lost connection')")
@@ -850,7 +853,7 @@ def test_the_menu_has_one_line_beside_the_sidebar_with_the_button_at_its_end(des
     for address in ("operations/", "deadletters/", ""):
         page = desk.open(address)
         expect(page.locator("#nav-sidebar")).to_be_visible()
-        expect(page.locator(".mq-menu a")).to_have_count(12)
+        expect(page.locator(".mq-menu a")).to_have_count(7)
         expect(page.locator("#mq-pause")).to_be_visible()
         tops = page.locator(".mq-menu a").evaluate_all("all => all.map((one) => one.getBoundingClientRect().top)")
         assert len(set(tops)) == 1, address
@@ -882,7 +885,7 @@ def test_a_phone_shows_rows_with_labels_and_nothing_off_the_screen(
 
 
 def test_a_table_that_continues_behind_an_edge_shows_a_shadow_there(open_desk: Open, queue: Sub):
-    page = open_desk(width=390).open("offsets/?group=billing")
+    page = open_desk(width=390).open("messages/?topic=orders")
     box = page.locator(".mq-scroll").last
     assert box.evaluate("one => one.scrollWidth > one.clientWidth + 20")
     assert box.evaluate("one => getComputedStyle(one).backgroundAttachment") == "local, local, scroll, scroll"

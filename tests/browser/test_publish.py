@@ -18,6 +18,7 @@ def test_a_double_click_publishes_what_was_shown_once(open_desk: Open, javascrip
     got = Recorder()
     sub = Sub(handler("orders", "billing", got))
     page = open_desk(java_script_enabled=javascript).open("group/?group=billing&topic=orders")
+    page.get_by_text("More…", exact=True).click()
     page.get_by_role("link", name="Publish a test message").click()
     expect(page.get_by_label("Topic")).to_have_value("orders")
     page.get_by_label("Payload", exact=True).fill('{\n  "n": \n}')

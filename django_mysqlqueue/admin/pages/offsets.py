@@ -94,6 +94,7 @@ class OffsetsPage(Page):
                 bounds=self.bounds,
             )
             found, after = list(page.partitions), page.after
+        is_of_partitions = wanted or by_backlog or prefix or owner is not None or self.text("after")
         names = sorted({one.ref.topic for one in listed} | ({topic} if topic else set()))
         subscribers = read_subscribers(session, lease_ms=self.lease_ms, ref=None if one is None else one.ref)
         return {
@@ -105,7 +106,7 @@ class OffsetsPage(Page):
             "nothing": self._nothing(of_group=by_backlog and one is not None),
             "groups": sorted({one.ref.group for one in listed}),
             "topics": names,
-            "topic_rows": [] if wanted or by_backlog or self.text("after") else self._topics(topic),
+            "topic_rows": [] if is_of_partitions else self._topics(topic),
             "by_backlog": by_backlog,
             "order_text": self._order_text(backlogs) if by_backlog and backlogs is not None else _("by key"),
             "heat_map": None if one is None or not backlogs else self._heat_map(one, backlogs),
