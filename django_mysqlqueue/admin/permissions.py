@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.exceptions import QueueError, SubscriberError
-from django_mysqlqueue.inspection import GroupOverview
-from django_mysqlqueue.inspection.partitions import ListedGroup
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic
@@ -30,6 +29,10 @@ from django_mysqlqueue.service import log
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
+
+if TYPE_CHECKING:
+    from django_mysqlqueue.inspection import GroupOverview
+    from django_mysqlqueue.inspection.partitions import ListedGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,15 +269,24 @@
     timer = setTimeout(refresh, Number(select.value || page.dataset.live) * 1000);
   };
 
+  // A browser that stores nothing raises errors.
+  const remembered = (value) => {
+    try {
+      if (value) localStorage.setItem("mq-interval", value);
+      return localStorage.getItem("mq-interval");
+    } catch {
+      return null;
+    }
+  };
   // A page that is woken has an interval of its own, which is none of the choices.
   select.value = page.dataset.live;
   if (select.value) {
-    const chosen = localStorage.getItem("mq-interval");
+    const chosen = remembered();
     if ([...select.options].some((one) => one.value === chosen)) select.value = chosen;
     select.hidden = false;
   }
   select.addEventListener("change", () => {
-    localStorage.setItem("mq-interval", select.value);
+    remembered(select.value);
     plan();
   });
   button.hidden = false;
