@@ -60,7 +60,10 @@ def among_state(session: Session, ref: GroupRef, keys: Sequence[str]) -> list[st
 
 
 def _among(session: Session, keys: Sequence[str], source: str, parameters: Sequence[str]) -> list[str]:
-    sql = f"SELECT v.k FROM {session.dialect.rows(('k',), len(keys))} WHERE EXISTS (SELECT 1 FROM {source})"
+    # Not EXISTS: MySQL may read all rows of the topic once, if these seem to be few, instead of looking up each key.
+    sql = (
+        f"SELECT v.k FROM {session.dialect.rows(('k',), len(keys))} WHERE (SELECT 1 FROM {source} LIMIT 1) IS NOT NULL"
+    )
     return sorted(flat(session.rows(sql, (*keys, *parameters))))
 
 
