@@ -30,6 +30,7 @@ FIELDS = {
     ("scheduled", "task"): ("shop.tasks.mail", {}),
     ("inflight", "subscriber"): ("host-7", {}),
     ("deadletters", "error"): ("ValueError", {}),
+    ("deadletters", "key"): ("key-1", {}),
 }
 """By page and parameter, a text that finds a row, and the other parameters that it needs."""
 LABELS = {"exact": r" \(exact\)$", "prefix": r" begins with$", "part": r" contains$"}
@@ -38,7 +39,7 @@ LABELS = {"exact": r" \(exact\)$", "prefix": r" begins with$", "part": r" contai
 @pytest.fixture
 def world(client, settings):
     settings.TASKS = {"default": {"BACKEND": job_worlds.BACKEND, "QUEUES": ["default"]}}
-    dead_letters(1)
+    dead_letters(1, keys=["key-1"])
     publish("topic-1", "letters", key="key-1", id="id-1")
     publish("topic-1", 2, key="key-1", id="later-1", delay=3600)
     publish("jobs.default", 2, key="shop.tasks.mail", delay=3600)

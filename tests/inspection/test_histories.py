@@ -275,16 +275,16 @@ def test_a_deliberate_pause_stops_nothing(history):
         history.fails = lambda delivery: False
         history.pause()
 
-    paused = degraded("paused", "1 paused g 15", "2 dead_letters a 1", healthy=True)
+    paused = degraded("paused", "1 paused g 15", "2 dead_letters a -", healthy=True)
     found = history.play(
         30,
         {1: bad, 15: pause, 17: lambda: history.publish(4), 25: history.resume},
         always=history.work,
     )
     assert {minute: said for minute, said in found.items() if minute >= 15} == {
-        15: noted("2 dead_letters a 1", "2 paused g 15"),
+        15: noted("2 dead_letters a -", "2 paused g 15"),
         17: paused,
-        25: noted("2 dead_letters a 1"),
+        25: noted("2 dead_letters a -"),
     }
 
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.admin import status as admin_status
 from django_mysqlqueue.admin.shared import shared
-from django_mysqlqueue.inspection import find_problems, get_overview
+from django_mysqlqueue.admin.status import read_shared
+from django_mysqlqueue.inspection import PAGES, find_problems, get_overview
+from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.inspection.causes import Cause, QueueStatus
 from django_mysqlqueue.management import watching
 from django_mysqlqueue.management.commands import queuestatus
@@ -156,7 +157,7 @@ class History:
         shared.clear()
         found = queuestatus.read_status(USING)
         seen = watching.read_snapshot(USING)
-        for other in (seen.status, admin_status.read_status([USING])):
+        for other in (seen.status, read_shared(USING, PAGES, STALL_TIMES).status):
             assert dataclasses.replace(other, cause=None) == dataclasses.replace(found.summary, cause=None)
         assert [one.text for one in seen.causes] == [one.text for one in found.causes]
         assert list(found.problems) == find_problems(get_overview(using=USING))
