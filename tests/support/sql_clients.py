@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,8 +82,19 @@ class Client:
         return str(row["name"])
 
     def close(self) -> None:
-        with contextlib.suppress(MySQLdb.Error):
+        """Close the connection, and wait until the server has rolled back what it had open."""
+        try:
+            number = self.raw.thread_id()
             self.raw.close()
+        except MySQLdb.Error:
+            return  # It was closed before.
+        with connections[USING].cursor() as cursor:
+            for _ in range(5000):
+                cursor.execute("SELECT 1 FROM information_schema.processlist WHERE id = %s", (number,))
+                if cursor.fetchone() is None:
+                    return
+                time.sleep(0.001)
+        raise AssertionError(f"The server still has connection {number}.")
 
 
 def register(mode: str, ref: GroupRef = REF, **options: Any) -> None:
