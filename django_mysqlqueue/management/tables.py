@@ -109,19 +109,16 @@ class Page:
             self.out.write(line)
         self.left -= len(lines)
 
-    def section(
-        self, head: Sequence[str], blocks: Sequence[Sequence[str]], noun: str, *, most: float = inf, keep: int = 0
-    ) -> None:
+    def section(self, head: Sequence[str], blocks: Sequence[Sequence[str]], noun: str, *, keep: int = 0) -> None:
         """Write the first blocks of lines, and how many there are more.
 
         Args:
             head: the lines above them.
             blocks: the blocks; each is written as a whole, or not at all.
             noun: what a block is about.
-            most: maximum number of lines.
             keep: number of lines to leave for what follows.
         """
-        room = min(most, self.left - keep) - 1 - len(head)
+        room = self.left - keep - 1 - len(head)
         shown = 0
         if sum(map(len, blocks)) > room:
             room -= 1

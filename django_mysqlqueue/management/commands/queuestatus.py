@@ -30,16 +30,15 @@ from django_mysqlqueue.inspection import (
     TaskListing,
     TaskPeriod,
     TaskSummary,
-    find_causes,
     find_problems,
     get_overview,
     jobs,
     list_errors,
     operations_log,
     partitions,
-    status_of,
     summarize_tasks,
 )
+from django_mysqlqueue.inspection.causes import state_of
 from django_mysqlqueue.inspection.operations_log import OperationEntry
 from django_mysqlqueue.inspection.outbox import TopicOverview, read_topics
 from django_mysqlqueue.inspection.problem import NOTE
@@ -211,7 +210,7 @@ class Command(ReadingCommand):
                 {
                     "severity": one.severity,
                     "kind": one.kind,
-                    "text": one.text,
+                    "text": one.headline(),
                     "next_step": one.advice,
                     "error": one.error or None,
                     "groups": [{"group": ref.group, "topic": ref.topic} for ref in one.refs],
@@ -509,15 +508,14 @@ def read_status(using: str, bounds: Bounds = EXACT, *, key: str | None = None) -
     for bucket in rollups.since(session, rollups.MINUTE, queue.now - rollups.HOUR * 1000):
         passed[bucket.ref] += bucket.passed
     pauses = operations_log.pauses_of(session, {one.ref: one.registered_at for one in queue.groups if one.paused})
-    problems = find_problems(queue)
-    causes = find_causes(queue, problems)
+    state = state_of(queue, find_problems(queue))
     topics, errors = read_topics(session, queue.now), list_errors(key=key, using=using)
     has_jobs = any(is_of_jobs(one.ref) for one in queue.groups)
     waiting = jobs.waiting(session, limit=WAITING_JOBS) if has_jobs else []
     tasks = summarize_tasks(using=using, bounds=bounds)
     return Status(
         queue,
-        watching.sorted_rows(queue, problems),
+        watching.sorted_rows(queue, state.problems),
         topics,
         leases,
         passed,
@@ -525,9 +523,9 @@ def read_status(using: str, bounds: Bounds = EXACT, *, key: str | None = None) -
         waiting,
         errors,
         tasks,
-        problems,
-        causes,
-        status_of(queue, causes),
+        state.problems,
+        state.causes,
+        state.status,
     )
 
 
