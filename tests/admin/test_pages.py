@@ -12,7 +12,7 @@ from django.urls import resolve
 from django_mysqlqueue import publish
 from django_mysqlqueue.admin.dashboard import PAGE_NAMES
 from django_mysqlqueue.admin.pages import PAGES
-from django_mysqlqueue.models import ConsumerGroup, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, page, query_of
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
@@ -201,6 +201,11 @@ def test_subscribers_and_their_shares(client):
     assert (workers[one.name].status.live, workers[dead.name].status.live) == (True, False)
     assert [(number, share) for _, number, share, _ in workers[one.name].groups] == [(3, "75%")]
     assert [(owner, number) for owner, _, number in answer.context["orphans"]] == [("left", 1)]
+    held = DeliveryState.objects.filter(delivered_by=one.name, delivery_token__gt=0).count()
+    assert (workers[one.name].held, workers[dead.name].held) == (held, 0)
+    assert held > 0
+    only = client.get(ROOT + "inflight/", {"subscriber": dead.name}).context
+    assert [worker.status.name for worker in only["workers"]] == [dead.name]
 
 
 def test_a_subscriber_that_cannot_work_for_a_group(client):

@@ -259,6 +259,18 @@ def test_a_page_shows_what_one_may_view_and_nothing_of_the_rest(viewer, hidden_q
     assert ">t<" in text or "t_dlq" in text or "g" in query.get("group", "")
 
 
+def test_the_tab_of_jobs_opens_what_one_may_view(viewer, hidden_queue, make_client, settings):
+    """The page of tasks is about all topics, and so are subscribers."""
+    settings.TASKS = job_worlds.TASKS
+    assert f'href="{ROOT}jobs/"' in viewer.get(ROOT).content.decode()
+    assert f'href="{ROOT}tasks/"' not in viewer.get(f"{ROOT}jobs/").content.decode()
+    assert viewer.get(f"{ROOT}tasks/").status_code == 403
+    assert "workers" not in viewer.get(f"{ROOT}inflight/").context
+    client = make_client("view_dashboard")
+    assert f'href="{ROOT}tasks/"' in client.get(ROOT).content.decode()
+    assert client.get(f"{ROOT}inflight/").context["workers"]
+
+
 @pytest.mark.promise("Permissions by topic")
 def test_counts_are_of_what_one_may_view(viewer, hidden_queue, make_client):
     text = viewer.get(ROOT).content.decode()
