@@ -23,18 +23,20 @@ SIDES = (0, 6, 11, 16, 20, 0)
 """Side of the square in a cell, by level. So levels differ not only by their color."""
 
 
-def sparkline(values: Sequence[float], label: str) -> SafeString:
-    """Return a small line chart without axes."""
-    top = max(values, default=0) or 1
+def sparkline(values: Sequence[float | None], label: str) -> SafeString:
+    """Return a small line chart without axes, from value to value: None is not known."""
+    known = [(place, value) for place, value in enumerate(values) if value is not None]
+    top = max((value for _, value in known), default=0) or 1
     step = SPARK_WIDTH / max(1, len(values) - 1)
-    points = [(place * step, SPARK_HEIGHT - 2 - value / top * (SPARK_HEIGHT - 4)) for place, value in enumerate(values)]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    area = f"0,{SPARK_HEIGHT} {line} {SPARK_WIDTH},{SPARK_HEIGHT}"
+    points = [(f"{place * step:.1f}", SPARK_HEIGHT - 2 - value / top * (SPARK_HEIGHT - 4)) for place, value in known]
+    line = " ".join(f"{x},{y:.1f}" for x, y in points)
+    area = f"{points[0][0]},{SPARK_HEIGHT} {line} {points[-1][0]},{SPARK_HEIGHT}" if points else ""
     return format_html(
         '<svg class="mq-spark" viewBox="0 0 {} {}" role="img" aria-label="{}" preserveAspectRatio="none">'
-        '<polygon class="mq-area" points="{}"/><polyline class="mq-line" points="{}"/></svg>',
+        '<title>{}</title><polygon class="mq-area" points="{}"/><polyline class="mq-line" points="{}"/></svg>',
         SPARK_WIDTH,
         SPARK_HEIGHT,
+        label,
         label,
         area,
         line,

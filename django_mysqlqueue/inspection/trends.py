@@ -102,6 +102,8 @@ def seconds_to_drain(backlog: Count, change: float | None) -> float | None:
 
 SETTLED_MINUTES = 30
 """Failed attempts and passed messages of these last minutes are counted."""
+SLOT_MINUTES = 5
+"""The last hour is told in parts of this length."""
 YOUNG_MS = 60_000
 """A backlog whose oldest message is younger may be one that subscribers keep up with."""
 SHORTEST_DRAIN, LONGEST_DRAIN = 60.0, 30 * 86_400.0
@@ -142,6 +144,20 @@ class GroupRow:
     """Number of attempts that failed lately."""
     passed: Counter[str]
     """Numbers of messages that were lately settled without a call, by reason."""
+    history: Sequence[Bucket]
+    """Sums of its rows of the last hour or less, in parts of ``SLOT_MINUTES`` minutes or less."""
+
+    @property
+    def backlogs(self) -> list[int | None]:
+        """The highest sample of the backlog in each part of the last hour; None without one."""
+        found = {one.at: one.backlog for one in self.history}
+        return [None if (backlog := found.get(at)) is None else backlog.value for at in slots(self.now)]
+
+    @property
+    def failures(self) -> list[int]:
+        """The number of attempts that failed in each part of the last hour."""
+        found = {one.at: one.failures for one in self.history}
+        return [found.get(at, 0) for at in slots(self.now)]
 
     @property
     def oldest(self) -> str:
@@ -209,35 +225,42 @@ def passed_texts(passed: Mapping[str, int]) -> list[str]:
     return [str(text) % {"number": f"{passed[name]:,}"} for name, text in PASSED.items() if passed.get(name)]
 
 
+def slots(now: int) -> range:
+    """Return when the parts of the last hour begin that the table has, in epoch milliseconds."""
+    end = (now // 60_000 + 1) * 60_000
+    return range(end - HOUR * 1000, end, SLOT_MINUTES * 60_000)
+
+
 def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[GroupRow]:
     """Return the rows of the groups of an overview, in the same order."""
     session, now = Session(overview.using), overview.now
     refs = [group.ref for group in overview.groups]
     recent = rollups.of_groups(session, MINUTE, rates_begin(now), refs, now=now)
-    lately = rollups.sums(session, MINUTE, now - SETTLED_MINUTES * 60_000, by=rollups.OF_GROUPS)
-    counts = {one.ref: one for one in lately}
+    parts: dict[GroupRef, list[Bucket]] = {group.ref: [] for group in overview.groups}
+    for one in rollups.sums(session, MINUTE, slots(now)[0], length=SLOT_MINUTES * 60, by_group=True):
+        parts.setdefault(one.ref, []).append(one)
     of_group: dict[GroupRef | None, list[Problem]] = {}
     for problem in problems:
         of_group.setdefault(problem.ref, []).append(problem)
     return [
-        _row(group, of_group.get(group.ref, []), recent[group.ref], counts.get(group.ref), now)
-        for group in overview.groups
+        _row(group, of_group.get(group.ref, []), recent[group.ref], parts[group.ref], now) for group in overview.groups
     ]
 
 
 def read_row(group: GroupOverview, problems: Sequence[Problem], buckets: Sequence[Bucket], now: int) -> GroupRow:
     """Return the row of one group, from its rows of the last ``SETTLED_MINUTES`` minutes."""
     recent = [one for one in buckets if one.at >= rates_begin(now)]
-    return _row(group, problems, recent, rollups.summed(buckets), now)
+    return _row(group, problems, recent, buckets, now)
 
 
 def _row(
     group: GroupOverview,
     problems: Sequence[Problem],
     recent: Sequence[Bucket],
-    lately: Bucket | None,
+    history: Sequence[Bucket],
     now: int,
 ) -> GroupRow:
+    lately = rollups.summed([one for one in history if one.at > now - SETTLED_MINUTES * 60_000])
     age_ms = None if group.oldest_at is None else max(0, now - group.oldest_at)
     drain = _seconds_to_drain(group, recent, now)
     if drain == float("inf") and (age_ms or 0) < YOUNG_MS:
@@ -251,6 +274,7 @@ def _row(
         now=now,
         failed=0 if lately is None else lately.failures,
         passed=Counter() if lately is None else lately.passed,
+        history=history,
     )
 
 

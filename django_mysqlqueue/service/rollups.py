@@ -32,8 +32,6 @@ SUMMED = ("entered", "entered_minutes", "acked", "failed", "dead_lettered", *PAS
 SAMPLED = ("sampled_at", "backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
 """What one subscriber per minute writes."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
-OF_GROUPS, OF_TOPICS = ("consumer_group", "topic"), ("bucket_at", "topic")
-KEY_OF_SUMS = {"consumer_group": "''", "topic": "topic", "bucket_at": "MIN(bucket_at)"}
 CHUNK = 1000
 
 NO_LATENCY = (0,) * len(LATENCY_COLUMNS)
@@ -180,20 +178,26 @@ def since(session: Session, grain: int, moment: int) -> list[Bucket]:
     return sorted((_bucket(row._asdict()) for row in rows), key=lambda bucket: (bucket.at, bucket.ref))
 
 
-def sums(session: Session, grain: int, moment: int, *, by: tuple[str, str]) -> list[Bucket]:
-    """Return the sums of the rows since a time, without samples.
+def sums(
+    session: Session, grain: int, moment: int, *, length: int | None = None, by_group: bool = False
+) -> list[Bucket]:
+    """Return the sums of the rows of each topic since a time, with the highest backlog of the samples.
 
-    ``grain``: ``MINUTE`` or ``HOUR``. ``by``: ``OF_GROUPS`` for the sum of each group, or ``OF_TOPICS`` for that of the
-    groups on each topic, by minute or hour. What is not distinguished is empty, or the first time.
+    ``grain``: ``MINUTE`` or ``HOUR``. ``length``: seconds that each sum is of, from ``moment`` on (default: one row).
+    ``by_group``: whether groups are told apart.
     """
+    group = "consumer_group" if by_group else "''"
     names = ("entered", "entered_minutes", *COUNTS)
-    totals = ", ".join(f"SUM({name})" for name in names)
-    key = ", ".join(name if name in by else other for name, other in KEY_OF_SUMS.items())
-    rows = session.rows(
-        f"SELECT {key}, {totals} FROM {ROLLUPS} WHERE grain = %s AND bucket_at >= %s GROUP BY {', '.join(by)}",
-        (grain, moment),
+    totals = ", ".join(f"SUM({name}) AS {name}" for name in names)
+    at, parameters = "bucket_at", tuple[int, ...]()
+    if length is not None:
+        at, parameters = "bucket_at - (bucket_at - %s) %% %s", (moment, length * 1000)
+    rows = session.named(
+        f"SELECT {group} AS consumer_group, topic, {at} AS bucket_at, MAX(backlog) AS backlog, {totals} "
+        f"FROM {ROLLUPS} WHERE grain = %s AND bucket_at >= %s GROUP BY 1, 2, 3",
+        (*parameters, grain, moment),
     )
-    return [_bucket(dict(zip((*KEY_OF_SUMS, *names), (*row[:3], *map(int, row[3:])), strict=True))) for row in rows]
+    return [_bucket({**row._asdict(), **{name: int(getattr(row, name)) for name in names}}) for row in rows]
 
 
 def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
@@ -237,13 +241,13 @@ def summed(buckets: Sequence[Bucket]) -> Bucket | None:
 
 
 def _bucket(row: Mapping[str, Any]) -> Bucket:
-    """Return the bucket of a row, or of sums, which have no sample."""
+    """Return the bucket of a row, or of a sum."""
     backlog = row.get("backlog")
     return Bucket(
         ref=GroupRef(row["consumer_group"], row["topic"]),
         at=row["bucket_at"],
         latency=tuple(row[name] for name in LATENCY_COLUMNS),
-        backlog=None if backlog is None else Count(backlog, bool(row["backlog_exact"])),
+        backlog=None if backlog is None else Count(backlog, bool(row.get("backlog_exact"))),
         **{name: row[name] for name in (*SUMMED, "oldest_ms", "sampled_at") if name in row},
     )
 

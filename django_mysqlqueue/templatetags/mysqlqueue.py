@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django import template
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from django_mysqlqueue.names.keys import lane_of
@@ -21,6 +22,7 @@ register.filter("moment", moment)
 register.filter("duration", duration)
 register.filter("task_name", task_name)
 register.filter("json", json.dumps)
+FOCUSABLE = SafeString(' tabindex="0"')
 
 
 @register.filter
@@ -53,12 +55,6 @@ def until(at: int | None, now: int) -> str:
     return duration((at - now) / 1000) if at and at > now else ""
 
 
-@register.filter
-def second(milliseconds: int | None) -> str:
-    """Return a time to the second, for what has no finer one."""
-    return moment(milliseconds).partition(".")[0]
-
-
 @register.filter(name="shortened")
 def shortened_to(text: str, most: int) -> str:
     """Return a text with at most so many characters."""
@@ -75,6 +71,33 @@ def grouped(number: int) -> str:
 def queue_error(context: dict[str, Any], text: str, topic: str) -> str:
     """Return a whole error of a topic, as the user may see it."""
     return escaping.visible(context["page"].errors.whole(text, topic))
+
+
+@register.simple_tag(takes_context=True)
+def queue_time(context: dict[str, Any], at: int | None, *, in_link: bool = False) -> str:
+    """Return a time, in epoch milliseconds, as the time since it or until it; ``-`` for 0 and None.
+
+    The time itself is for screen readers, the pointer and the focus, which is the link's if it is in one.
+    """
+    if not at:
+        return "-"
+    now = context["page"].now
+    text = _("in %(time)s") if at > now else _("%(time)s ago")
+    return format_html(
+        '<bdi class="mq-time"{}>{}<span dir="ltr"> {}</span></bdi>',
+        "" if in_link else FOCUSABLE,
+        text % {"time": duration(abs(at - now) / 1000)},
+        moment(at),
+    )
+
+
+@register.simple_tag
+def queue_sparkline(values: Sequence[float | None], label: str) -> str:
+    """Return a sparkline; nothing if there is nothing to see."""
+    # The system checks import every library of tags, even in a project without the admin.
+    from django_mysqlqueue.admin.charts import sparkline
+
+    return sparkline(values, label) if any(values) else ""
 
 
 @register.simple_tag
@@ -99,6 +122,8 @@ def queue_select(name: str, choices: Iterable[Any], chosen: str) -> str:
     ``choices``: the values, or pairs of a value and its label.
     """
     pairs = [one if isinstance(one, tuple) else (one, one) for one in choices]
+    if chosen and chosen not in dict(pairs):
+        pairs.append((chosen, chosen))
     options = [
         (value, " selected" if value and value == chosen else "", escaping.visible(str(label)))
         for value, label in [("", _("all")), *pairs]

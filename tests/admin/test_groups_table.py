@@ -67,6 +67,22 @@ def test_rates_of_the_last_minutes(db, client):
     assert row.failed == 999 * 5
 
 
+def test_the_last_hour_of_backlog_and_failures(db, client):
+    Sub(handler())
+    assert "mq-spark" not in page(client), "nothing has happened"
+    counts(minutes=(0, 3, 59), backlog=7, failed=2)
+    counts(minutes=(4,), backlog=9, failed=1)
+    counts(minutes=(60,), backlog=99, failed=99)
+    row = row_of(client)
+    assert row.failures == [2, *[0] * 10, 5]
+    assert row.backlogs == [7, *[None] * 10, 9], "the highest sample, and None without one"
+    assert row.failed == 5, "of the last 30 minutes"
+    backlogs, failures = re.findall(r'mq-spark[^>]*aria-label="([^"]*)".*?<polyline[^>]*points="([^"]*)"', page(client))
+    assert backlogs == ("Backlog in the last hour", "0.0,6.4 120.0,2.0")
+    assert failures[0] == "Failed attempts in the last hour"
+    assert len(failures[1].split()) == 12
+
+
 def test_rates_of_a_group_that_was_registered_just_now(db, client, clock):
     sub = Sub(handler())
     log(30)

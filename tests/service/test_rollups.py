@@ -63,17 +63,22 @@ def test_sums_of_groups_and_of_topics(db):
         )
         Rollup.objects.create(grain=3600, bucket_at=minute, consumer_group=group, topic=topic, acked=100)
     session = Session(USING)
-    found = rollups.sums(session, rollups.MINUTE, 0, by=rollups.OF_GROUPS)
-    assert {(*one.ref, one.acked) for one in found} == {("g", "t", 3), ("h", "t", 4), ("g", "u", 8)}
-    found = rollups.sums(session, rollups.MINUTE, 0, by=rollups.OF_TOPICS)
     first = 2 * 10**9
+    found = rollups.sums(session, rollups.MINUTE, first - 60_000, length=120, by_group=True)
+    assert {(*one.ref, one.at - first, one.acked) for one in found} == {
+        ("g", "t", -60_000, 1),
+        ("g", "t", 60_000, 2),
+        ("h", "t", 60_000, 4),
+        ("g", "u", 60_000, 8),
+    }
+    found = rollups.sums(session, rollups.MINUTE, 0)
     assert {(*one.ref, one.at - first, one.acked, one.entered) for one in found} == {
         ("", "t", 0, 1, 1),
         ("", "t", 60_000, 6, 6),
         ("", "u", 60_000, 8, 8),
     }
     assert {rollups.percentile(one.latency, 0.5) for one in found} == {(600_000, False)}
-    assert rollups.sums(session, rollups.MINUTE, first + 60_001, by=rollups.OF_GROUPS) == []
+    assert rollups.sums(session, rollups.MINUTE, first + 60_001) == []
 
 
 def test_old_rollups_are_collected(db, clock):

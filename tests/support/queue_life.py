@@ -719,8 +719,8 @@ def _operate(ref: GroupRef) -> None:
         rollups.add(USING, {ref: rollups.Tally(failed=1)})
     rollups.since(session, rollups.MINUTE, session.now() - 3_600_000)
     now = session.now()
-    for by in (rollups.OF_GROUPS, rollups.OF_TOPICS):
-        rollups.sums(session, rollups.MINUTE, now - 3_600_000, by=by)
+    rollups.sums(session, rollups.MINUTE, now - 3_600_000)
+    rollups.sums(session, rollups.MINUTE, now - 3_600_000, length=300, by_group=True)
     rollups.of_groups(session, rollups.MINUTE, now - 3_600_000, [ref], now=now)
     _look(session, ref, places)
     _look_at_operations(session, ref)

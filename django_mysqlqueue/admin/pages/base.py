@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from django.conf import settings as django_settings
@@ -143,6 +144,11 @@ class Page:
     def session(self) -> Session:
         """A session on the connection that is open now."""
         return Session(self.using)
+
+    @cached_property
+    def now(self) -> int:
+        """The time of the page by the database's clock, in epoch milliseconds."""
+        return self.session.now()
 
     def may_view(self, topic: str) -> bool:
         """Return whether the user may view a topic."""

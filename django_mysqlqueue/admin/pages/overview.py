@@ -98,9 +98,7 @@ class OverviewPage(Page):
         return Summary([], status, causes.shown(self.dashboard, found, 0, self.errors, alias=self.using))
 
     def _buckets(self, session: Session, grain: int, since: int) -> list[Bucket]:
-        return [
-            one for one in rollups.sums(session, grain, since, by=rollups.OF_TOPICS) if self.may_view(one.ref.topic)
-        ]
+        return [one for one in rollups.sums(session, grain, since) if self.may_view(one.ref.topic)]
 
     def _cards(self, found: QueueOverview) -> list[Card]:
         to = self.dashboard.url
