@@ -13,7 +13,7 @@ class Bounds:
     """Maximum number of groups, in order of topic and group."""
     count: int = 10_000
     """Counts stop here and are then marked as not exact."""
-    partitions: int = 20_000
+    partitions: int = 10_000
     """Maximum number of partitions of a topic to read. If it has more, the partitions of its newest messages are
     added."""
     seconds: float = 0.1
