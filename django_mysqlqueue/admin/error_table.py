@@ -14,7 +14,7 @@ from django_mysqlqueue.admin import charts
 from django_mysqlqueue.inspection import ErrorKind
 from django_mysqlqueue.inspection.error_kinds import HOURS, ErrorListing
 from django_mysqlqueue.options.topics import dlq_topic
-from django_mysqlqueue.text.humanize import since_text, task_name
+from django_mysqlqueue.text.humanize import task_name
 
 STATES = {
     "retrying": gettext_lazy("retrying"),
@@ -52,8 +52,6 @@ class KindRow:
     id: str
     """The same after a refresh, so that what is expanded stays so."""
     dlq_topic: str
-    first: str
-    last: str
     trend: SafeString
 
 
@@ -80,7 +78,7 @@ def error_table(found: ErrorListing, wanted: KindFilter, task: str | None) -> Er
     classes = {kind.error_class or NO_CLASS for kind in found.kinds} | _given(wanted.error_class)
     tasks = {task for kind in found.kinds for task in kind.tasks} | _given(task)
     return ErrorTable(
-        [_row(kind, found.now) for kind in kinds[:SHOWN_KINDS]],
+        [_row(kind) for kind in kinds[:SHOWN_KINDS]],
         max(0, len(kinds) - SHOWN_KINDS),
         found,
         [
@@ -95,13 +93,11 @@ def _given(value: str | None) -> set[str]:
     return set() if value is None else {value}
 
 
-def _row(kind: ErrorKind, now: int) -> KindRow:
+def _row(kind: ErrorKind) -> KindRow:
     label = _("%(number)s in the last %(hours)s hours") % {"number": kind.attempts, "hours": HOURS}
     return KindRow(
         kind,
         f"mq-kind-{zlib.crc32(repr((kind.ref, kind.text)).encode()):08x}",
         dlq_topic(kind.ref.topic),
-        since_text(kind.first_at, now),
-        since_text(kind.last_at, now),
         charts.sparkline(kind.by_hour, label),
     )

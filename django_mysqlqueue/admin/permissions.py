@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from django_mysqlqueue.sql.several import ANSWER_SECONDS, Unread, read_each
 
 if TYPE_CHECKING:
     from django_mysqlqueue.inspection import GroupOverview
-    from django_mysqlqueue.inspection.partitions import ListedGroup
+    from django_mysqlqueue.inspection.partitions import ListedGroup, Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ def may_operate(request: HttpRequest, topic: str | None) -> bool:
     return has_permission(request.user, OPERATE, topic)
 
 
-def may_release(request: HttpRequest, group: GroupOverview | ListedGroup) -> bool:
-    """Return True if the user may release leases of a group. Subscribers of a shared group hold none."""
-    return group.mode == "ordered" and may_operate(request, group.ref.topic)
+def may_release(request: HttpRequest, group: GroupOverview | ListedGroup, rows: Iterable[Partition]) -> bool:
+    """Return True if the user may release leases of a group, and one of the rows has a lease."""
+    return any(row.owner is not None for row in rows) and may_operate(request, group.ref.topic)
 
 
 def may_publish(request: HttpRequest, topic: str | None) -> bool:

@@ -65,7 +65,7 @@ def test_what_it_shows_of_a_partition(client):
     assert a[1:6] == ["a", str(one.watermark), str(one.position), str(one.end), "2"]
     assert a[6] == str(one.head.offset)
     assert a[7]
-    assert re.fullmatch(rf"{sub.name}\d{{4}}-.*", a[8])
+    assert re.fullmatch(rf"{sub.name}\d+ ms ago \d{{4}}-.*", a[8])
     assert re.match("1 next in ", a[9])
     assert b[5:8] == ["0", "-", "-"]
     whole = table(client.get(PAGE).content.decode())

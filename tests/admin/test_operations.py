@@ -58,7 +58,7 @@ def test_an_option_is_overridden_shown_and_restored(client, no_handlers):
     ]
     assert Operation.objects.get().reason == "at night"
     text = page(client, "group", group="g", topic="t")
-    assert re.search(r"overridden</span> at \S+ \S+ by ada0, otherwise 4 \(@subscriber\)", text)
+    assert re.search(r"overridden</span> <bdi[^>]*>.*?</bdi> by ada0, otherwise 4 \(@subscriber\)", text)
     told = confirm(client, "restore", group="g", topic="t", option="max_attempts")
     assert told[0].startswith("max_attempts is no longer overridden: 4 (@subscriber).")
     assert "overridden</span>" not in page(client, "group", group="g", topic="t")

@@ -167,7 +167,7 @@ def test_filters_and_pages(client, monkeypatch):
     seen, address = [], ADDRESS
     while address:
         text = client.get(address).content.decode()
-        seen += re.findall(r"<tr>\s*<td data-label=\"started at\"", text)
+        seen += re.findall(r"<tr>\s*<td data-label=\"started\"", text)
         links = re.findall(r'href="([^"]*)">Next page', text)
         address = unescape(links[0]) if links else ""
     assert len(seen) == 5

@@ -49,7 +49,7 @@ def test_schedules_with_their_next_and_last_runs(client):
     text = page(client, "recurring")
     links = re.findall(r'href="([^"]+/job/[^"]+)"', text)
     assert [client.get(html.unescape(link)).context["job"].id for link in links] == [one.id for one in job.runs]
-    assert len(re.findall(r"<small><bdi>in \d", text)) == 2
+    assert len(re.findall(r"<bdi class=\"mq-time\"[^>]*>in \d", text)) == 2
     for part in (
         "0 3 * * *",
         "UTC",
@@ -61,9 +61,8 @@ def test_schedules_with_their_next_and_last_runs(client):
     ):
         assert part in text
     assert "Traceback" not in text
-    assert re.search(
-        r'<a href="[^"]+/job/[^"]+"><bdi dir="ltr">[^<]+</bdi> <span class="mq-tag mq-bad">failed</span></a>', text
-    )
+    time = r'<bdi class="mq-time">[^<]+<span dir="ltr">[^<]+</span></bdi>'
+    assert re.search(rf'<a href="[^"]+/job/[^"]+">{time} <span class="mq-tag mq-bad">failed</span></a>', text)
     assert re.search(r'<span class="mq-tag mq-bad">failed</span></a> <bdi>2\.5 s</bdi>', text)
     assert re.search(r'<span class="mq-tag mq-ok">successful</span></a> <bdi>[\d.]+ \w+</bdi>', text)
     assert (text.count(">active</span>"), text.count(">failing</span>")) == (1, 1)

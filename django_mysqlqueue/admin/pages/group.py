@@ -89,7 +89,7 @@ class GroupPage(Page):
             "live": {row.name for row in group.live},
             "rows": [_counted(partition, group) for partition in found],
             "nothing": _("No unsettled messages."),
-            "may_release": may_release(self.request, group),
+            "may_release": may_release(self.request, group, found),
             **self._options(group),
         }
 
