@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from django.template.defaultfilters import filesizeformat
@@ -12,8 +12,9 @@ from django.utils.translation import gettext as _
 from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import count_topic
+from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.queue_problems import oldest_message
-from django_mysqlqueue.inspection.trends import GroupRow
+from django_mysqlqueue.inspection.trends import Rates, read_rates
 from django_mysqlqueue.names.rules import relayed_from
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import log_places, partitions, retention
@@ -77,32 +78,40 @@ class TopicSummary:
 
 
 def summarize_topics(
-    session: Session, topics: Iterable[str], rows: Sequence[GroupRow], now: int, *, bounds: Bounds = PAGES
+    session: Session, topics: Iterable[str], groups: Sequence[GroupOverview], now: int, *, bounds: Bounds = PAGES
 ) -> list[TopicSummary]:
     """Return summaries of topics by name.
 
-    ``rows``: the groups that read them, with their rates.
+    ``groups``: those that read them.
 
     What needs the log is read until ``bounds.seconds`` have passed.
     """
     until = time.monotonic() + bounds.seconds
-    of_topic: dict[str, list[GroupRow]] = {topic: [] for topic in sorted(topics)}
-    for row in rows:
-        of_topic.setdefault(row.group.ref.topic, []).append(row)
+    of_topic: dict[str, list[GroupOverview]] = {topic: [] for topic in sorted(topics)}
+    for group in groups:
+        of_topic.setdefault(group.ref.topic, []).append(group)
+    rates = read_rates(session, groups, now)
     archived = retention.archived_offset(session) if get_settings().archive_required else None
     return [
-        _summary(session, topic, found, now, archived, bounds if time.monotonic() < until else None)
+        _summary(session, topic, found, rates, now, archived, bounds if time.monotonic() < until else None)
         for topic, found in of_topic.items()
     ]
 
 
 def _summary(
-    session: Session, topic: str, rows: Sequence[GroupRow], now: int, archived: int | None, bounds: Bounds | None
+    session: Session,
+    topic: str,
+    groups: Sequence[GroupOverview],
+    rates: Mapping[GroupRef, Rates],
+    now: int,
+    archived: int | None,
+    bounds: Bounds | None,
 ) -> TopicSummary:
-    kept = get_settings().retention_of(relayed_from(topic), has_groups=bool(rows))
-    entered = [row.rates.entered for row in rows if row.rates.entered is not None]
-    settled = sum(row.rates.settled for row in rows)
-    known = TopicSummary(topic, tuple(row.group.ref for row in rows), kept, max(entered, default=None), settled)
+    kept = get_settings().retention_of(relayed_from(topic), has_groups=bool(groups))
+    refs = tuple(group.ref for group in groups)
+    entered = [found for ref in refs if (found := rates[ref].entered) is not None]
+    settled = sum(rates[ref].settled for ref in refs)
+    known = TopicSummary(topic, refs, kept, max(entered, default=None), settled)
     if bounds is None:
         return known
     messages = count_topic(session, topic, bounds.count)
@@ -111,7 +120,7 @@ def _summary(
         messages = Count(max(estimate, messages.value))
     ends, whole = partitions.last_offsets(session, topic, limit=bounds.groupless_partitions)
     first = oldest_message(session, topic, list(ends)) if whole else None
-    held_by, held_since = _holder(rows, first, archived, None if kept is None else now - int(kept * 1000))
+    held_by, held_since = _holder(groups, first, archived, None if kept is None else now - int(kept * 1000))
     return replace(
         known,
         messages=messages,
@@ -134,7 +143,7 @@ def _estimate(session: Session, topic: str) -> int | None:
 
 
 def _holder(
-    rows: Sequence[GroupRow], first: tuple[int, int] | None, archived: int | None, youngest: int | None
+    groups: Sequence[GroupOverview], first: tuple[int, int] | None, archived: int | None, youngest: int | None
 ) -> tuple[GroupRef | None, int | None]:
     """Return the group that keeps GC from deleting messages, and the time of its oldest one; (None, None): no group.
 
@@ -144,7 +153,7 @@ def _holder(
     """
     if youngest is None:
         return None, None
-    late = [(row.group.oldest_at, row.group.ref) for row in rows if row.group.oldest_at is not None]
+    late = [(group.oldest_at, group.ref) for group in groups if group.oldest_at is not None]
     at, ref = min(late, default=(youngest + 1, None))
     if at <= youngest:
         return ref, at

@@ -225,6 +225,14 @@ def passed_texts(passed: Mapping[str, int]) -> list[str]:
     return [str(text) % {"number": f"{passed[name]:,}"} for name, text in PASSED.items() if passed.get(name)]
 
 
+def read_rates(session: Session, groups: Sequence[GroupOverview], now: int) -> dict[GroupRef, Rates]:
+    """Return the current rates of groups."""
+    recent = rollups.of_groups(session, MINUTE, rates_begin(now), [group.ref for group in groups], now=now)
+    return {
+        one.ref: current_rates(rollups.summed(recent[one.ref]), now, registered_at=one.registered_at) for one in groups
+    }
+
+
 def slots(now: int) -> range:
     """Return when the parts of the last hour begin that the table has, in epoch milliseconds."""
     end = (now // 60_000 + 1) * 60_000

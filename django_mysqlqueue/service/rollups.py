@@ -184,20 +184,19 @@ def sums(
     """Return the sums of the rows of each topic since a time, with the highest backlog of the samples.
 
     ``grain``: ``MINUTE`` or ``HOUR``. ``length``: seconds that each sum is of, from ``moment`` on (default: one row).
-    ``by_group``: whether groups are told apart.
+    ``by_group``: whether groups are told apart, without their latencies.
     """
-    group = "consumer_group" if by_group else "''"
-    names = ("entered", "entered_minutes", *COUNTS)
-    totals = ", ".join(f"SUM({name}) AS {name}" for name in names)
+    group, names = ("consumer_group", SUMMED) if by_group else ("''", (*SUMMED, *LATENCY_COLUMNS))
     at, parameters = "bucket_at", tuple[int, ...]()
     if length is not None:
         at, parameters = "bucket_at - (bucket_at - %s) %% %s", (moment, length * 1000)
-    rows = session.named(
-        f"SELECT {group} AS consumer_group, topic, {at} AS bucket_at, MAX(backlog) AS backlog, {totals} "
+    rows = session.rows(
+        f"SELECT {group}, topic, {at}, MAX(backlog), 1, {', '.join(f'SUM({name})' for name in names)} "
         f"FROM {ROLLUPS} WHERE grain = %s AND bucket_at >= %s GROUP BY 1, 2, 3",
         (*parameters, grain, moment),
     )
-    return [_bucket({**row._asdict(), **{name: int(getattr(row, name)) for name in names}}) for row in rows]
+    columns = ("consumer_group", "topic", "bucket_at", "backlog", "backlog_exact", *names)
+    return [_bucket(dict(zip(columns, (*row[:4], *map(int, row[4:])), strict=True))) for row in rows]
 
 
 def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
@@ -246,8 +245,8 @@ def _bucket(row: Mapping[str, Any]) -> Bucket:
     return Bucket(
         ref=GroupRef(row["consumer_group"], row["topic"]),
         at=row["bucket_at"],
-        latency=tuple(row[name] for name in LATENCY_COLUMNS),
-        backlog=None if backlog is None else Count(backlog, bool(row.get("backlog_exact"))),
+        latency=tuple(row[name] for name in LATENCY_COLUMNS) if LATENCY_COLUMNS[0] in row else NO_LATENCY,
+        backlog=None if backlog is None else Count(backlog, bool(row["backlog_exact"])),
         **{name: row[name] for name in (*SUMMED, "oldest_ms", "sampled_at") if name in row},
     )
 

@@ -11,7 +11,6 @@ from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue.inspection import PAGES, get_overview
 from django_mysqlqueue.inspection.topics import summarize_topics
-from django_mysqlqueue.inspection.trends import read_rows
 from django_mysqlqueue.models import ArchiveSegment, ConsumerGroup, QueueMessage, Rollup
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import GroupRef, Session, log_places
@@ -26,7 +25,7 @@ MINUTE = 60_000
 def summaries(*topics, bounds=PAGES):
     overview = get_overview(using=USING)
     names = topics or overview.topics or ()
-    found = summarize_topics(Session(USING), names, read_rows(overview, ()), overview.now, bounds=bounds)
+    found = summarize_topics(Session(USING), names, overview.groups, overview.now, bounds=bounds)
     return {one.topic: one for one in found}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from django.utils.safestring import SafeString
@@ -19,7 +19,6 @@ from django_mysqlqueue.inspection import PartitionBacklogs, partitions
 from django_mysqlqueue.inspection.partitions import ListedGroup, PartitionPosition
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.inspection.topics import TopicSummary, summarize_topics
-from django_mysqlqueue.inspection.trends import read_rows
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.counts import Count, total
@@ -124,9 +123,8 @@ class OffsetsPage(Page):
         found = self.read_state().overview
         names = set(log.all_topics(self.session) if topic is None else [topic])
         groups = [group for group in found.groups if topic in (None, group.ref.topic)]
-        rows = read_rows(replace(found, groups=tuple(groups)), ())
         visible = [name for name in names if self.may_view(name)]
-        return summarize_topics(self.session, visible, rows, found.now, bounds=self.bounds)
+        return summarize_topics(self.session, visible, groups, found.now, bounds=self.bounds)
 
     def _owner(self) -> str | None:
         """Return the owner that is searched for; an empty string: partitions without an owner; None: all."""
