@@ -356,7 +356,10 @@ def _broken(group: GroupOverview) -> Iterator[Problem]:
         if row.error:
             text = _("Subscriber %(name)s cannot work for %(ref)s because of a bug in the queue.")
             text %= {"name": row.name, "ref": group.ref}
-            yield Problem(severity, "broken", text, group.ref, subscriber=row.name, error=row.error, is_private=True)
+            since = row.info.get("error_at")
+            yield Problem(
+                severity, "broken", text, group.ref, subscriber=row.name, error=row.error, since=since, is_private=True
+            )
 
 
 def _stuck(

@@ -197,7 +197,10 @@ def slow_database(overview: QueueOverview, most: float | None) -> Iterator[Probl
     }
     # If others are fast, it is its host, or the network to it.
     named = name if len(slow) == 1 < len(found) else None
-    yield Problem(1, "slow_database", text % values, subscriber=named, is_private=True)
+    names = {name for _, name in slow}
+    times = [row.slow_since for group in overview.groups for row in group.live if row.name in names]
+    since = min((at for at in times if at is not None), default=None)
+    yield Problem(1, "slow_database", text % values, subscriber=named, since=since, is_private=True)
 
 
 def routes(overview: QueueOverview) -> Iterator[Problem]:

@@ -33,10 +33,11 @@ class SubscriberStatus:
     """When it stopped, in epoch milliseconds; 0 if it has not."""
     info: dict[str, Any]
     """Facts about its process: host, process id, version, subset, threads, when its first heartbeat was
-    (``started_at``), whether it has a supervisor (``supervised``), how long its polls take (``p50_us``, ``p95_us``),
-    how many milliseconds before its last heartbeat a publisher last rang (``rung_ms``; -1: none has), why none can
-    (``no_bell``), the error because of which it cannot work for the group (``error``), and the tasks that it cannot run
-    (``unknown``: JSON by path, with the time in epoch milliseconds and the error)."""
+    (``started_at``), whether it has a supervisor (``supervised``), how long its polls take (``p50_us``, ``p95_us``) and
+    for how long they have been slow (``slow_ms``; -1: they are not), how many milliseconds before its last heartbeat a
+    publisher last rang (``rung_ms``; -1: none has), why none can (``no_bell``), the error because of which it cannot
+    work for the group (``error``) and since when (``error_at``), and the tasks that it cannot run (``unknown``: JSON by
+    path, with the time in epoch milliseconds and the error)."""
     live: bool
     """True if its last heartbeat is younger than ``LEASE_DURATION``."""
 
@@ -76,6 +77,12 @@ class SubscriberStatus:
         """How long the database takes to answer its polls; None if it has not stored it, as consumers in plain SQL."""
         p50, p95 = self.info.get("p50_us"), self.info.get("p95_us")
         return RoundTrip(p50 / 1e6, p95 / 1e6) if isinstance(p50, int) and isinstance(p95, int) else None
+
+    @property
+    def slow_since(self) -> int | None:
+        """Since when half of its polls take longer than its limit, in epoch milliseconds; None if they do not."""
+        ago = self.info.get("slow_ms", -1)
+        return None if ago < 0 else self.heartbeat_at - int(ago)
 
     @property
     def rung_at(self) -> int | None:

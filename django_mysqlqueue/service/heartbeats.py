@@ -65,19 +65,23 @@ def beat(
 def report(
     using: str, subscriber: str, ref: GroupRef, text: str, *, name: Literal["error", "unknown"] = "error"
 ) -> None:
-    """Show in a subscriber's heartbeat for a group what it cannot do.
+    """Show in a subscriber's heartbeat for a group what it cannot do, and since when.
 
     ``text``: why its work for the group has broken down, or which tasks it cannot run; empty if it can again. ``name``:
     ``"error"`` or ``"unknown"``.
     """
-    info, values = (f"JSON_SET(info, '$.{name}', %s)", (text,)) if text else (f"JSON_REMOVE(info, '$.{name}')", ())
-    run(
-        using,
-        lambda session: session.execute(
+
+    def write(session: Session) -> None:
+        info, values = f"JSON_REMOVE(info, '$.{name}', '$.{name}_at')", tuple[str, ...]()
+        if text:
+            info = f"JSON_INSERT(JSON_SET(info, '$.{name}', %s), '$.{name}_at', {session.dialect.now_ms})"
+            values = (text,)
+        session.execute(
             f"UPDATE {HEARTBEATS} SET info = {info} WHERE consumer_group = %s AND topic = %s AND subscriber_name = %s",
             (*values, *ref, subscriber),
-        ),
-    )
+        )
+
+    run(using, write)
 
 
 def refuse(using: str, subscriber: str, info: Mapping[str, Any]) -> None:

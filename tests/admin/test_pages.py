@@ -213,6 +213,10 @@ def test_a_subscriber_that_cannot_work_for_a_group(client):
     heartbeats.report(USING, one.name, GroupRef("g", "t"), "KeyError: 'k'")
     text = unescape(client.get(ROOT + "inflight/").content.decode())
     assert re.search(r"cannot work</span> <code><bdi>KeyError: 'k'", text)
+    SubscriberHeartbeat.objects.update(info={**SubscriberHeartbeat.objects.get().info, "error_at": 1234})
+    heartbeats.report(USING, one.name, GroupRef("g", "t"), "ValueError: 'v'")
+    (problem,) = [one for one in client.get(ROOT).context["causes"] if one.cause.kind == "broken"]
+    assert problem.cause.since == 1234, "since the first error"
     heartbeats.report(USING, one.name, GroupRef("g", "t"), "")
     assert "cannot work" not in client.get(ROOT + "inflight/").content.decode()
 

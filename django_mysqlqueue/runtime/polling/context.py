@@ -48,10 +48,16 @@ class Progress:
     """When the poller's thread last made progress, by the monotonic clock, how fast its database answers, and its bell.
 
     Other threads watch it.
+
+    Args:
+        slow: seconds above which an answer is slow; None: none is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slow: float | None = None) -> None:
         self.at = time.monotonic()
+        self._slow = slow
+        self._slow_since: float | None = None
+        """Since when half of the answers of a minute have been slow, by the monotonic clock."""
         self.listening: Listening | None = None
         self._polls: deque[tuple[float, float]] = deque(maxlen=NEWEST)
         """When the newest polls were answered, by the monotonic clock, and after how many seconds."""
@@ -64,20 +70,33 @@ class Progress:
         """Note how long the database took to answer a poll."""
         self._polls.append((time.monotonic(), seconds))
 
-    def round_trip(self) -> RoundTrip | None:
-        """Return how long the polls of the last minute took, or the newest one if that is longer ago; None: no poll."""
+    def _lately(self) -> list[tuple[float, float]]:
+        """Return the polls of the last minute, or the newest one if that is longer ago."""
         polls = self._polls.copy()
-        if not polls:
-            return None
-        since = min(time.monotonic() - LATELY, polls[-1][0])
-        took = sorted(seconds for at, seconds in polls if at >= since)
-        return RoundTrip(took[(len(took) - 1) // 2], took[math.ceil(0.95 * len(took)) - 1])
+        since = min(time.monotonic() - LATELY, polls[-1][0]) if polls else 0.0
+        return [poll for poll in polls if poll[0] >= since]
+
+    def round_trip(self) -> RoundTrip | None:
+        """Return how long the polls of the last minute took; None: no poll."""
+        took = sorted(seconds for _, seconds in self._lately())
+        return RoundTrip(took[(len(took) - 1) // 2], took[math.ceil(0.95 * len(took)) - 1]) if took else None
+
+    def _slow_ms(self, p50: float) -> int:
+        """Return for how many milliseconds half of the answers have been slow; -1 if they are not."""
+        if self._slow is None or p50 <= self._slow:
+            self._slow_since = None
+            return -1
+        if self._slow_since is None:
+            begun = (at - seconds for at, seconds in self._lately() if seconds > self._slow)
+            self._slow_since = min(begun, default=time.monotonic())
+        return round(1000 * (time.monotonic() - self._slow_since))
 
     def facts(self) -> dict[str, str | int]:
-        """Return what heartbeats show of this: round trips in microseconds, and since when nobody has rung."""
+        """Return what heartbeats show of this: round trips, since when they are slow, and when it was last rung."""
         found: dict[str, str | int] = {}
         if (took := self.round_trip()) is not None:
-            found |= {"p50_us": round(took.p50 * 1e6), "p95_us": round(took.p95 * 1e6)}
+            slow_ms = self._slow_ms(took.p50)
+            found |= {"p50_us": round(took.p50 * 1e6), "p95_us": round(took.p95 * 1e6), "slow_ms": slow_ms}
         bell, reason = (None, "") if self.listening is None else (self.listening.bell, self.listening.reason)
         if bell is not None:
             found["rung_ms"] = -1 if bell.rung_at is None else round(1000 * (time.monotonic() - bell.rung_at))

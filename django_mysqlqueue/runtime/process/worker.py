@@ -177,7 +177,7 @@ class Worker:
         self._progressed_at = 0.0
         self._turns = 0
         self._rest = True
-        self.progress = Progress()
+        self.progress = Progress(slow=settings.health.max_round_trip)
         longest = max((handler.longest_time for handler in self.handlers.values()), default=0.0)
         self.heart = Heart(
             using,

@@ -137,6 +137,27 @@ def test_the_round_trip_is_that_of_the_last_minute(monkeypatch):
     assert progress.round_trip() == RoundTrip(0.001, 0.001)
 
 
+def test_since_when_a_database_is_slow(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = Progress(slow=0.25)
+
+    def facts(*polls):
+        for seconds in polls:
+            now[0] += seconds
+            progress.answered(seconds)
+        return progress.facts()["slow_ms"]
+
+    assert facts(0.1, 0.2, 0.25) == -1
+    assert facts(1.0) == -1, "not half of them"
+    assert facts(1.0, 1.0, 1.0) == 4000, "since the first slow one"
+    now[0] += 600
+    assert facts(1.0) == 605_000
+    now[0] += 600
+    assert facts(0.1) == -1
+    assert facts(1.0, 2.0, 1.0) == 4000, "again"
+
+
 def test_a_heartbeat_has_the_round_trip_of_the_polls(db):
     """In the row of each group, with the same statement, and beside what else the row has."""
     sub = Sub(handler(), handler(group="h"), name="other")
@@ -170,6 +191,12 @@ def test_a_slow_database_is_shown_and_is_a_problem(db, monkeypatch):
     heartbeats.beat(USING, sub.name, [REF], {}, sub.progress.facts())
     overview = get_overview(using=USING)
     assert 0.03 <= overview.slowest_round_trip.p50 < 5
+    (row,) = SubscriberHeartbeat.objects.all()
+    row.info["slow_ms"] = 90_000
+    row.save()
+    overview = get_overview(using=USING)
+    found = find_problems(overview, thresholds=HealthSettings(max_round_trip=0.02))
+    assert [one.since for one in found if one.kind == "slow_database"] == [row.heartbeat_at - 90_000]
     kinds = {one.kind for one in find_problems(overview, thresholds=HealthSettings(max_round_trip=0.02))}
     assert "slow_database" in kinds
     assert "slow_database" not in {
