@@ -48,6 +48,8 @@ REDRIVE = audit.Action("redrive", gettext_lazy("Redrive dead letters"), audit.DE
 DISCARD = audit.Action("discard", gettext_lazy("Discard dead letters"), audit.DEAD_LETTERS)
 _KEY_HELD = gettext_lazy("Dead letters left, because other jobs hold the unique keys of their jobs: %(number)s.")
 REPLACE = audit.Action("replace", gettext_lazy("Edit and redrive"), audit.DEAD_LETTERS)
+COUNTED_AT_ONCE = 1000
+"""Number of dead letters that a count reads at once. Unlike transactions, it keeps nobody waiting."""
 
 
 class _DeadLetter(NamedTuple):
@@ -355,7 +357,7 @@ def _result(
 def count(using: str, wanted: DeadLetterFilter, *, most: int) -> int:
     """Count the dead letters that match a filter."""
     number = 0
-    for page in matching_offsets(Session(using), wanted, size=LIMITS.dead_letters):
+    for page in matching_offsets(Session(using), wanted, size=COUNTED_AT_ONCE):
         number += len(page)
         if number >= most:
             return most
