@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -111,6 +112,15 @@ def test_redrive_keeps_the_order_of_a_partition_and_its_rate(db):
     assert got.payloads == list(range(6))
     with pytest.raises(OperationRefused, match="rate 0"):
         operations.redrive("t", actor=ME, rate=0)
+
+
+@pytest.mark.parametrize("how", [{}, {"rate": 100}])
+def test_a_transaction_redrives_a_limited_number(db, monkeypatch, how):
+    dead_letters(5, keys="a")
+    monkeypatch.setattr(redriving, "LIMITS", dataclasses.replace(redriving.LIMITS, dead_letters=2))
+    steps = []
+    assert redriving.redrive_all(USING, DeadLetterFilter("t_dlq"), actor=ME, progress=steps.append, **how) == 5
+    assert steps == [2, 2, 1]
 
 
 def test_an_ordinary_message_is_never_taken_for_a_dead_letter(db):
