@@ -8,7 +8,8 @@ It fills the log (10 million messages), delivery rows (a million settled ones af
 (10,000 per group, and a million of a topic with one message in each), dead letters, recorded deliveries, results of
 jobs, recurring schedules, 100,000 retrying messages, then requests each page with Django's test client. JSON goes to
 stdout, a table to stderr: the median, the minimum, the maximum, the CPU time of a request (Python and server together),
-the number of queries, and the time spent in SQL. The CPU time hardly depends on other work of the machine.
+the number of queries, the time spent in SQL, and the number of rows and index entries that the server has read. The CPU
+time hardly depends on other work of the machine.
 """
 
 from __future__ import annotations
@@ -362,13 +363,14 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
         ("discard, preview", "do/discard/", {**letters, "error": "case 7", "upto": places["letter"] + options.letters}),
     ]
     found = []
-    _say("page", "median ms", "min ms", "max ms", "CPU ms", "first ms", "queries", "SQL ms")
+    _say("page", "median ms", "min ms", "max ms", "CPU ms", "first ms", "queries", "SQL ms", "rows read")
     for name, path, query in (page for page in pages if page[0].startswith(tuple(options.only))):
         times, in_sql, queries = [], [], 0
         for number in range(20):  # keep the subscribers live
             refs = [*(GroupRef(one, TOPIC) for one in GROUPS), GroupRef("stuck", BUSY), GroupRef("failing", BUSY)]
             heartbeats.beat("default", f"host:{number}", refs, {"host": "host", "pid": number})
         SharedReads.SECONDS = 60.0 if name.endswith(SHARED) else 0.0
+        read = _rows_read()
         cpu = time.process_time() + (scale._cpu_seconds(server) or 0)
         for _round in range(options.rounds):
             reset_queries()  # Django keeps at most 9,000 queries
@@ -389,10 +391,20 @@ def _measure(options: argparse.Namespace, places: dict[str, int], server: int) -
             "first_ms": round(times[0], 1),
             "queries": queries,
             "sql_ms": round(statistics.median(in_sql[1:])),
+            "rows_read": round((_rows_read() - read) / options.rounds),
         }
         found.append(row)
         _say(*row.values())
     return found
+
+
+def _rows_read() -> int:
+    """Return how many rows and index entries the server has read."""
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW GLOBAL STATUS LIKE 'Handler\\_read%'")
+        return sum(int(number) for _, number in cursor.fetchall())
 
 
 def _say(*columns: Any) -> None:
