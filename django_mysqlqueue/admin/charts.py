@@ -210,7 +210,7 @@ NICE_SECONDS = (1, 2, 4, 10, 20, 60, 120, 240, 600, 1200, 3600, 7200, 14_400, 43
 def nice_time(highest: float) -> float:
     """Return the end of an axis of times, in milliseconds."""
     if highest <= NICE_SECONDS[0] * 500:
-        return nice(highest)
+        return max(2.0, nice(highest))
     found = next((seconds for seconds in NICE_SECONDS if seconds * 1000 >= highest), 0)
     return float(found * 1000) or nice(highest / 86_400_000) * 86_400_000
 
