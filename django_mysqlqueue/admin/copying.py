@@ -56,10 +56,7 @@ def message_json(found: MessageContent, shown: Mapping[str, tuple[str, str]]) ->
     return line if len(line) <= INDENTED_CHARACTERS else ""
 
 
-def command(name: str, topic: str, offset: int, *options: str, using: str) -> str:
-    """Return a shell command about a message.
-
-    ``using``: alias of the database, which the command names if there are several.
-    """
+def command(*parts: str, using: str) -> str:
+    """Return a shell command, which names the database if there are several."""
     database = ["--database", using] if len(queue_aliases()) > 1 else []
-    return shlex.join(["manage.py", name, topic, "--offset", str(offset), *options, *database])
+    return shlex.join(["manage.py", *parts, *database])

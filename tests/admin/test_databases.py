@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from types import SimpleNamespace
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -438,7 +439,8 @@ def test_operations_lead_back_to_the_page_of_the_same_database(client, both):
 
 def test_the_command_that_changes_the_rest_names_the_database(client, empty_databases, settings):
     values = {"topic": "orders_dlq", **dict.fromkeys(("group", "key", "task", "error", "since", "until", "upto"))}
-    command = OPERATIONS["redrive"](values, "ada", QUEUE, ErrorTexts(None)).command_line
+    form = SimpleNamespace(cleaned_data=values, using=QUEUE)
+    command = OPERATIONS["redrive"](form, "ada", ErrorTexts(None)).command_line
     assert command() == "manage.py queueredrive orders_dlq --database queue"
     settings.MYSQLQUEUE = {"DATABASE": QUEUE}
     assert command() == "manage.py queueredrive orders_dlq"

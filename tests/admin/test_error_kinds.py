@@ -9,6 +9,7 @@ import pytest
 from django.db.models import F
 
 from django_mysqlqueue import publish
+from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.operations import errors as operations
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.inspection.bounds import Bounds
@@ -171,8 +172,7 @@ def test_messages_of_a_kind_are_dead_lettered_now(client):
 @pytest.mark.parametrize("name", ["retry-error", "dead-letter-error"])
 def test_an_operation_on_retrying_messages_is_bounded(client, monkeypatch, name):
     waiting(*(f"no {number}" for number in range(4)))
-    for one in (operations.RetryError, operations.DeadLetterError):
-        monkeypatch.setattr(one, "most", 2)
+    monkeypatch.setattr(OPERATIONS[name], "most", 2)
     given = OF_KIND
     monkeypatch.setattr(operations.ErrorOperation, "bounds", Bounds(errors=2))
     assert "Remaining: possibly more. Repeat the operation" in ask(client, name, **given)

@@ -69,7 +69,7 @@ def test_all_of_a_key_and_the_filter_is_on_record(client, name, more):
 
 
 def test_the_command_for_the_rest_names_the_key(client, monkeypatch):
-    monkeypatch.setattr(operations, "AT_ONCE", 1)
+    monkeypatch.setattr(operations.IdsField, "most", 1)
     upto = [fail_with(number, "red", key="-a b") for number in range(2)][-1]
     (told,) = confirm(client, "redrive", topic="t_dlq", key="-a b", upto=upto)
     command = shlex.split(told.partition("run: ")[2])
@@ -79,7 +79,7 @@ def test_the_command_for_the_rest_names_the_key(client, monkeypatch):
 
 @pytest.mark.parametrize(("name", "more"), [("redrive", {}), ("discard", {"reason": "it's late"})])
 def test_a_request_takes_a_bounded_number_and_names_the_command_for_the_rest(client, monkeypatch, name, more):
-    monkeypatch.setattr(operations, "AT_ONCE", 2)
+    monkeypatch.setattr(operations.IdsField, "most", 2)
     dead = dead_letters(5)
     values = {"topic": "t_dlq", "group": "g", "error": "ValueError", "upto": dead[-1], **more}
     assert "Remaining: 3 dead letters" in ask(client, name, **values)

@@ -109,7 +109,7 @@ def test_all_dead_letters_of_a_task_and_no_others(client, name, more):
 
 def test_the_command_for_the_rest_names_the_task(client, monkeypatch):
     failed(jobs.fail, jobs.echo, jobs.fail)
-    monkeypatch.setattr(dead_letters, "AT_ONCE", 1)
+    monkeypatch.setattr(dead_letters.IdsField, "most", 1)
     upto = max(offsets(listed(client, topic=DLQ)))
     text = unescape(page(client, "do/redrive", topic=DLQ, task=FAIL, upto=upto))
     assert f"manage.py queueredrive {DLQ} --task {FAIL}" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import json
 import re
@@ -124,25 +125,23 @@ def time_text(moment: datetime.datetime) -> str:
     return local.isoformat(timespec="seconds") if comes_twice else f"{local:%Y-%m-%dT%H:%M:%S}"
 
 
-class ReasonForm(forms.Form):
-    """A form with the reason for the audit log, which is asked for below the preview.
+def code_field(label: Any, *, rows: int = 3, css: str = "mq-json", **options: Any) -> forms.CharField:
+    """Return a field for a text of several lines that is no prose."""
+    widget = forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "dir": "ltr", "class": css})
+    return forms.CharField(label=label, widget=widget, **{"required": False, **options})
 
-    Args:
-        arguments: those of Django's form.
-        using: alias of the database.
-        options: those of Django's form.
-    """
+
+class ReasonForm(forms.Form):
+    """A form with the reason for the audit log, which is asked for below the preview."""
 
     reason = forms.CharField(required=False, max_length=500, label=gettext_lazy("Reason, for the audit log"))
 
-    def __init__(self, *arguments: Any, using: str, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, data: Any, *, using: str) -> None:
+        super().__init__(data)
         self.using = using
-        self.order_fields([*(name for name in self.fields if name != "reason"), "reason"])
-
-    def hints(self) -> list[str]:
-        """Return sentences that a preview ends with: about the values, not about what the operation changes."""
-        return []
+        for name, field in self.fields.items():
+            if field.widget.is_hidden:  # It has no label on the page.
+                field.error_messages["required"] = _("The parameter %(name)s is required.") % {"name": name}
 
 
 class GroupForm(ReasonForm):
@@ -153,17 +152,7 @@ class GroupForm(ReasonForm):
 
 
 class AdminOperation:
-    """An operation of ``django_mysqlqueue.operations`` with the values of its form.
-
-    A subclass declares its name, its label, the operation, and the fields of its form beside those of ``form``. Each
-    field is an argument of the operation.
-
-    Args:
-        values: the values.
-        actor: name of the user.
-        using: alias of the database.
-        errors: the texts of errors as the user may see them.
-    """
+    """An operation of ``django_mysqlqueue.operations`` whose arguments are the fields of its form."""
 
     do_not_call_in_templates = True
 
@@ -187,6 +176,8 @@ class AdminOperation:
     """The operation's arguments for fields that have another name."""
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Further arguments of the operation."""
+    named: ClassVar[str] = ""
+    """The field with the name of the object; empty: the object is the group."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -195,11 +186,12 @@ class AdminOperation:
         if "name" in vars(cls):
             OPERATIONS[cls.name] = cls
 
-    def __init__(self, values: dict[str, Any], actor: str, using: str, errors: ErrorTexts) -> None:
-        self.values = values
+    def __init__(self, form: Any, actor: str, errors: ErrorTexts) -> None:
+        self.bound = form
+        self.values: dict[str, Any] = form.cleaned_data
         self.errors = errors
-        self.using = using
-        self._how = {"using": self.using, "actor": actor, "reason": values.get("reason") or ""}
+        self.using: str = form.using
+        self._how = {"using": self.using, "actor": actor, "reason": self.values.get("reason") or ""}
 
     @property
     def ref(self) -> GroupRef:
@@ -230,17 +222,15 @@ class AdminOperation:
         for topic in (None,) if topics is None else topics:
             demand(may_view(request, topic) and may_operate(request, topic))
             demand(not cls.shows_payloads or may_see_payloads(request, topic))
-        return ""
+        searches = "error" in form.fields and form.data.get("error")
+        return search_refused() if searches and not may_search_errors(request, form.data.get("topic")) else ""
 
     def subject(self) -> str:
         """Return the name of the object, for the heading and the admin's log."""
-        return str(self.ref)
+        return str(self.values[self.named] if self.named else self.ref)
 
     def operate(self, **how: Any) -> Result:
-        """Call the operation and return its result.
-
-        ``how``: ``using``, ``actor``, ``reason`` and ``dry_run``.
-        """
+        """Call the operation, with ``using``, ``actor``, ``reason`` and ``dry_run``."""
         return type(self).operation(**self.arguments(), **how)
 
     def arguments(self) -> dict[str, Any]:
@@ -257,7 +247,7 @@ class AdminOperation:
         result = self.operate(dry_run=True, **self._how)
         if not result.planned:
             raise OperationRefused(" ".join(result.summary))
-        return [*result.summary, *result.warnings]
+        return [*result.summary, *result.warnings, *self.shares(), *self.left(result.planned)]
 
     def diff(self) -> list[DiffLine]:
         """Return what the operation changes in a text, line by line; empty if it changes none."""
@@ -265,7 +255,27 @@ class AdminOperation:
 
     def run(self) -> str:
         """Run the operation and return sentences about what was changed."""
-        return " ".join(self.operate(dry_run=False, **self._how).summary)
+        result = self.operate(dry_run=False, **self._how)
+        return " ".join([*result.summary, *self.left(result.changed or 0)])
+
+    def shares(self) -> list[str]:
+        """Return further sentences about what would be changed."""
+        return []
+
+    def left(self, number: int) -> list[str]:
+        """Return a sentence about what the request leaves, of which it changes a number."""
+        return []
+
+
+def declare(
+    name: str,
+    label: Any,
+    operation: Callable[..., Result],
+    base: type[AdminOperation] = AdminOperation,
+    **attributes: Any,
+) -> None:
+    """Declare an operation that needs no code of its own."""
+    type(name, (base,), {"name": name, "label": label, "operation": staticmethod(operation), **attributes})
 
 
 class RowsOperation(AdminOperation):
@@ -303,35 +313,25 @@ class LimitedOperation(AdminOperation):
         """The maximum number of rows that this request changes."""
         return IdsField.most
 
+    @functools.cached_property
     def matches(self) -> tuple[Sequence[int], bool]:
-        """Return the rows that match, oldest first, and whether there are no others."""
+        """The rows that match, oldest first, and whether there are no others."""
         raise NotImplementedError
 
     @property
     def chosen(self) -> Sequence[int]:
         """The rows that this request changes."""
-        return self.matches()[0][: self.most]
+        return self.matches[0][: self.most]
 
-    def preview(self) -> list[str]:
-        return [*super().preview(), *self.shares(), *self.left()]
-
-    def run(self) -> str:
-        return " ".join([super().run(), *self.left()])
-
-    def shares(self) -> list[str]:
-        """Return further sentences about what is changed."""
-        return []
-
-    def left(self) -> list[str]:
-        """Return a sentence about the rows that this request leaves, if any."""
-        rows, whole = self.matches()
+    def left(self, number: int) -> list[str]:
+        rows, whole = self.matches
         left = max(0, len(rows) - self.most)
         if not left and whole:
             return []
-        number = self.number_text(left)
+        text = self.number_text(left)
         if not whole:
-            number = _("%(number)s or more") % {"number": number} if left else _("possibly more")
-        return [str(self.rest % {"most": f"{self.most:,}", "left": number, "command": self.command_line()})]
+            text = _("%(number)s or more") % {"number": text} if left else _("possibly more")
+        return [str(self.rest % {"most": f"{self.most:,}", "left": text, "command": self.command_line()})]
 
     @staticmethod
     def number_text(number: int) -> str:
@@ -344,10 +344,7 @@ class LimitedOperation(AdminOperation):
 
 
 def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:
-    """Return the confirmation page, or on a confirmed POST run the operation and redirect.
-
-    Only what was previewed is run: if the form was changed since, there is a new preview.
-    """
+    """Return the confirmation page, or on a confirmed POST run the operation, if it was previewed, and redirect."""
     posted = request.method == "POST"
     given = (request.POST if posted else request.GET).copy()
     for name, field in operation.form.base_fields.items():
@@ -356,108 +353,94 @@ def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[A
     try:
         using = operation.database(dashboard, request, given)
     except BadQuery as error:
-        return _refuse(dashboard, request, operation, str(error), error.status)
+        return _page(dashboard, request, operation, str(error), error.status)
     dashboard = dashboard.on(using)
-    back = _way_back(dashboard, request, given.get("next", ""))
     confirmed = posted and "confirmed" in given
     sentences: list[str] = []
     diff: list[DiffLine] = []
     digest = subject = ""
-    one, runs, lacks_reason = None, False, False
+    one, runs, lacks_reason, status = None, False, False, 403
     # All that is read and done here uses one connection. The admin's log below is written with the request's own.
     with bounded(using, read=LOCK_SECONDS if confirmed else READ_SECONDS):
         try:
             with _errors_as_refusals(using):
                 form = operation.form(given, using=using)
                 is_valid = form.is_valid()
-                refusal = operation.check_permissions(request, form)
+                try:
+                    refusal = operation.check_permissions(request, form)
+                except ImproperlyConfigured as error:
+                    refusal, status = str(error), 500
         except QueueError as error:
-            return _refuse(dashboard, request, operation, text_of(request, error), 503)
-        status = 403 if refusal else 200
+            return _page(dashboard, request, operation, text_of(request, error), 503)
         if not refusal:
-            refusal, status = _refused_search(request, form, given.get("error", ""))
+            status = 200
         if not refusal and is_valid:
             digest = _digest(form.cleaned_data, dashboard.database)
-            one = operation(form.cleaned_data, _actor(request), using, ErrorTexts(request))
+            actor = shortened(request.user.get_username(), most=KEY_LENGTH)
+            one = operation(form, actor, ErrorTexts(request))
             subject = one.subject()
             lacks_reason = confirmed and operation.needs_reason and not form.cleaned_data["reason"]
             runs = confirmed and given.get("previewed") == digest and not lacks_reason
             try:
                 with _errors_as_refusals(using):
-                    sentences = [one.run()] if runs else [*one.preview(), *form.hints()]
+                    sentences = [one.run()] if runs else one.preview()
                     diff = [] if runs else one.diff()
             except QueueError as error:
                 refusal = text_of(request, error)
     if one is not None and runs:
         shared.clear()
-        return _finish(dashboard, request, one, refusal or sentences[0], is_done=not refusal, back=back)
-    hidden_errors = _hidden_errors(form)
+        return _finish(dashboard, request, one, refusal or sentences[0], is_done=not refusal)
+    hidden_errors = [text for field in form.hidden_fields() for text in field.errors]
     if "asked" not in given:
         # The form is shown for the first time: fields without a value are not wrong yet.
         form.errors.clear()
-    context = {
-        "title": str(operation.label),
-        "operation": operation,
-        "subject": subject,
-        "form": form,
-        "has_choices": any(not field.is_hidden and field.name not in RECORDED for field in form),
-        "lacks_reason": lacks_reason,
-        "hidden_errors": hidden_errors,
-        "sentences": sentences,
-        "changed": confirmed and not lacks_reason and bool(sentences),
-        "diff": diff,
-        "refusal": refusal,
-        "previewed": digest,
-        "back": back,
-    }
-    return dashboard.response(request, "confirm.html", context, status)
+    return _page(
+        dashboard,
+        request,
+        operation,
+        refusal,
+        status,
+        subject=subject,
+        form=form,
+        has_choices=any(not field.is_hidden and field.name not in RECORDED for field in form),
+        lacks_reason=lacks_reason,
+        hidden_errors=hidden_errors,
+        sentences=sentences,
+        changed=confirmed and not lacks_reason and bool(sentences),
+        diff=diff,
+        previewed=digest,
+    )
 
 
-def _actor(request: HttpRequest) -> str:
-    """Return the user's name for the audit log, which has less room than some user models."""
-    return shortened(request.user.get_username(), most=KEY_LENGTH)
-
-
-def _refuse(
-    dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation], reason: str, status: int
+def _page(
+    dashboard: DashboardContext,
+    request: HttpRequest,
+    operation: type[AdminOperation],
+    refusal: str,
+    status: int,
+    **context: Any,
 ) -> HttpResponse:
-    """Return the page of an operation that has no form, because of an invalid request or its database."""
-    back = _way_back(dashboard, request, request.GET.get("next", request.POST.get("next", "")))
-    context = {"title": str(operation.label), "operation": operation, "refusal": reason, "back": back}
-    return dashboard.response(request, "confirm.html", context, status)
-
-
-def _hidden_errors(form: forms.Form) -> list[str]:
-    """Return the errors of hidden fields. They have no label on the page, so a missing one is named."""
-    found = form.errors.as_data()
-    return [
-        _("The parameter %(name)s is required.") % {"name": field.name} if error.code == "required" else text
-        for field in form.hidden_fields()
-        for error in found.get(field.name, [])
-        for text in error.messages
-    ]
-
-
-def _refused_search(request: HttpRequest, form: forms.Form, text: str) -> tuple[str, int]:
-    """Return why the user may not search errors for a text, and the status; ``""`` and 200 if there is no refusal."""
-    if "error" not in form.fields or not text:
-        return "", 200
-    try:
-        may_search = may_search_errors(request, form.data.get("topic"))
-        return ("", 200) if may_search else (search_refused(), 403)
-    except ImproperlyConfigured as error:  # REDACT is invalid
-        return str(error), 500
+    """Return the page of an operation; without a form if the request or the database is to blame."""
+    context |= {"title": str(operation.label), "operation": operation, "refusal": refusal}
+    return dashboard.response(request, "confirm.html", {**context, "back": _way_back(dashboard, request)}, status)
 
 
 def _finish(
-    dashboard: DashboardContext, request: HttpRequest, operation: AdminOperation, text: str, *, is_done: bool, back: str
+    dashboard: DashboardContext, request: HttpRequest, operation: AdminOperation, text: str, *, is_done: bool
 ) -> HttpResponse:
     """Log what an operation has done, or why it has not, and return the redirect to the page that shows this."""
     text = visible(text)
-    # Of an operation that is not done, a part may be: the audit log counts how much.
-    _log(dashboard, request, operation, text if is_done else f"{operation.label}: {text}")
+    LogEntry.objects.create(
+        user_id=request.user.pk or 0,
+        content_type=ContentType.objects.get_for_model(Dashboard, for_concrete_model=False),
+        object_repr=visible(dashboard.titled(operation.subject()))[:200],
+        action_flag=CHANGE,
+        # Of an operation that is not done, a part may be: the audit log counts how much.
+        change_message=text if is_done else f"{operation.label}: {text}",
+    )
     (messages.success if is_done else messages.error)(request, text)
-    return HttpResponseRedirect(dashboard.url("changelist") if is_done and operation.removes else back)
+    is_gone = is_done and operation.removes
+    return HttpResponseRedirect(dashboard.url("changelist") if is_gone else _way_back(dashboard, request))
 
 
 @contextlib.contextmanager
@@ -471,28 +454,16 @@ def _errors_as_refusals(using: str) -> Iterator[None]:
         raise QueueError(failures.explain(using, error)) from error
 
 
-def _log(dashboard: DashboardContext, request: HttpRequest, operation: AdminOperation, text: str) -> None:
-    LogEntry.objects.create(
-        user_id=request.user.pk or 0,
-        content_type=ContentType.objects.get_for_model(Dashboard, for_concrete_model=False),
-        object_repr=visible(dashboard.titled(operation.subject()))[:200],
-        action_flag=CHANGE,
-        change_message=text,
-    )
-
-
 def _digest(values: dict[str, Any], database: str) -> str:
-    """Return a digest of the form's values, to check that the confirmed values are the previewed ones.
-
-    ``database``: alias of the database, if there are several.
-    """
+    """Return a digest of the form's values, to check that the confirmed values are the previewed ones."""
     shown = {name: value for name, value in values.items() if name not in RECORDED}
     if database:
         shown["database"] = database
     return hashlib.sha256(json.dumps(shown, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _way_back(dashboard: DashboardContext, request: HttpRequest, wanted: str) -> str:
+def _way_back(dashboard: DashboardContext, request: HttpRequest) -> str:
+    wanted = (request.POST if request.method == "POST" else request.GET).get("next", "")
     if url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
         return wanted
     return dashboard.url("changelist")

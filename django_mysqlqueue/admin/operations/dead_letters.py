@@ -15,7 +15,14 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
 from django_mysqlqueue.admin.diffs import DiffLine, unified
 from django_mysqlqueue.admin.formatting import json_lines, moment
-from django_mysqlqueue.admin.operations.base import AdminOperation, IdsField, LimitedOperation, ReasonForm
+from django_mysqlqueue.admin.operations.base import (
+    AdminOperation,
+    IdsField,
+    LimitedOperation,
+    ReasonForm,
+    code_field,
+    declare,
+)
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters, error_kinds
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
@@ -29,8 +36,6 @@ from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
 from django_mysqlqueue.sql.session import Session
 
-AT_ONCE = IdsField.most
-"""Maximum number of dead letters that one request changes."""
 SECONDS = 10
 """Approximate maximum duration of a request with a rate, in seconds."""
 FOREVER = 2**62
@@ -69,7 +74,6 @@ class DeadLettersOperation(LimitedOperation):
     bounds: ClassVar[Bounds] = PAGES
 
     def subject(self) -> str:
-        """Return the DLQ topic and the filter."""
         wanted = self.selection()
         parts = [wanted.topic]
         for text, value in (
@@ -115,10 +119,7 @@ class DeadLettersOperation(LimitedOperation):
             raise OperationRefused(_("There are no such dead letters."))
         return found
 
-    @property
-    def most(self) -> int:
-        return AT_ONCE
-
+    @functools.cached_property
     def matches(self) -> tuple[Sequence[int], bool]:
         return self.found.offsets[::-1], self.found.whole
 
@@ -194,7 +195,7 @@ class Redrive(DeadLettersOperation):
 
     @property
     def most(self) -> int:
-        return AT_ONCE if self.rate is None else max(1, min(AT_ONCE, int(self.rate * SECONDS)))
+        return super().most if self.rate is None else max(1, min(super().most, int(self.rate * SECONDS)))
 
     def options(self) -> list[tuple[str, object]]:
         return [("rate", self.rate)]
@@ -210,12 +211,13 @@ class Redrive(DeadLettersOperation):
         ]
 
 
-class RedriveSelected(Redrive):
-    """Redrive selected dead letters."""
-
-    name = "redrive-selected"
-    label = gettext_lazy("Redrive selected dead letters")
-    form = SelectedForm
+declare(
+    "redrive-selected",
+    gettext_lazy("Redrive selected dead letters"),
+    redriving.redrive_found,
+    base=Redrive,
+    form=SelectedForm,
+)
 
 
 class Discard(DeadLettersOperation):
@@ -232,23 +234,21 @@ class Discard(DeadLettersOperation):
         return [("reason", self.values["reason"])]
 
 
-class DiscardSelected(Discard):
-    """Discard selected dead letters."""
-
-    name = "discard-selected"
-    label = gettext_lazy("Discard selected dead letters")
-    form = SelectedForm
+declare(
+    "discard-selected",
+    gettext_lazy("Discard selected dead letters"),
+    redriving.discard_found,
+    base=Discard,
+    form=SelectedForm,
+)
 
 
 class EditForm(ReasonForm):
     """The form of an edit. It starts with the stored payload."""
 
     offset = forms.IntegerField(widget=forms.HiddenInput, min_value=1)
-    payload = forms.CharField(
-        label=gettext_lazy("Payload"),
-        strip=False,
-        max_length=EDITED_CHARACTERS,
-        widget=forms.Textarea(attrs={"rows": 24, "spellcheck": "false", "dir": "ltr", "class": "mq-edit"}),
+    payload = code_field(
+        gettext_lazy("Payload"), rows=24, css="mq-edit", required=True, strip=False, max_length=EDITED_CHARACTERS
     )
 
     def __init__(self, data: Any, *, using: str) -> None:
@@ -317,16 +317,9 @@ class Edit(AdminOperation):
         return _("dead letter %(offset)s") % {"offset": self.values["offset"]}
 
     def diff(self) -> list[DiffLine]:
-        found = dead_letters.one(Session(self.using), self.values["offset"])
-        if found is None:
-            return []
-        stored = editable(found)
+        stored = self.bound.editable
         return unified(stored.text, _normalized(stored, self.values["payload"]))
 
     def operate(self, **how: Any) -> Result:
-        offset = self.values["offset"]
-        found = dead_letters.one(Session(self.using), offset)
-        if found is None:
-            raise OperationRefused(_("There is no dead letter at this offset."))
-        payload = editable(found).parse(self.values["payload"])
-        return operations.edit(found.topic, payload, offset=offset, **how)
+        payload = self.bound.editable.parse(self.values["payload"])
+        return operations.edit(self.bound.dead_letter.topic, payload, offset=self.values["offset"], **how)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.admin.operations.base import IdsField, LimitedOperation
+from django_mysqlqueue.admin.operations.base import LimitedOperation, declare
 from django_mysqlqueue.admin.operations.groups import RESET_ATTEMPTS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import error_kinds
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.operations import dead_lettering, retrying
-from django_mysqlqueue.operations.dead_lettering import MOST
 from django_mysqlqueue.sql.session import Session
 
 
@@ -33,14 +33,10 @@ class ErrorOperation(LimitedOperation):
     """Whether it changes jobs that wait for long, in the outbox."""
 
     def subject(self) -> str:
-        """Return the group and the error."""
         return _("%(ref)s, error “%(value)s”") % {"ref": self.ref, "value": self.values["kind"]}
 
-    def matches(self) -> tuple[list[int], bool]:
-        return self._found
-
     @functools.cached_property
-    def _found(self) -> tuple[list[int], bool]:
+    def matches(self) -> tuple[Sequence[int], bool]:
         offsets, whole = error_kinds.retrying_of_kind(
             Session(self.using),
             self.ref,
@@ -60,22 +56,19 @@ class ErrorOperation(LimitedOperation):
         return {**given, "offsets": self.chosen}
 
 
-class RetryError(ErrorOperation):
-    """Retry the messages with an error now."""
-
-    name = "retry-error"
-    label = gettext_lazy("Retry messages with this error now")
-    operation = staticmethod(retrying.retry_found)
-    fields: ClassVar = {"reset_attempts": RESET_ATTEMPTS}
-    moved = True
-    most = IdsField.most
-
-
-class DeadLetterError(ErrorOperation):
-    """Dead-letter the messages with an error."""
-
-    name = "dead-letter-error"
-    label = gettext_lazy("Dead-letter messages with this error now")
-    operation = staticmethod(dead_lettering.dead_letter_found)
-    moved = False
-    most = MOST
+declare(
+    "retry-error",
+    gettext_lazy("Retry messages with this error now"),
+    retrying.retry_found,
+    base=ErrorOperation,
+    fields={"reset_attempts": RESET_ATTEMPTS},
+    moved=True,
+)
+declare(
+    "dead-letter-error",
+    gettext_lazy("Dead-letter messages with this error now"),
+    dead_lettering.dead_letter_found,
+    base=ErrorOperation,
+    moved=False,
+    most=dead_lettering.MOST,
+)

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, TimeField
+from django_mysqlqueue.admin.operations.base import AdminOperation, GroupForm, IdsField, RowsField, TimeField, declare
 from django_mysqlqueue.db.sizes import JOB_PATH_LENGTH
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.filter_policies import MAX_POLICY_BYTES
@@ -32,43 +32,38 @@ LAST_ERROR = forms.CharField(
 )
 
 
-class Pause(AdminOperation):
-    """Pause a group."""
-
-    name = "pause"
-    label = gettext_lazy("Pause group")
-    operation = staticmethod(operations.pause)
-
-
-class Resume(AdminOperation):
-    """Resume a group."""
-
-    name = "resume"
-    label = gettext_lazy("Resume group")
-    operation = staticmethod(operations.resume)
-
-
 TASK = forms.CharField(
     label=gettext_lazy("Task"), max_length=JOB_PATH_LENGTH, help_text=gettext_lazy("The dotted path.")
 )
 
-
-class PauseTask(AdminOperation):
-    """Pause a task in a queue of jobs."""
-
-    name = "pause-task"
-    label = gettext_lazy("Pause task")
-    operation = staticmethod(operations.pause)
-    fields: ClassVar = {"task": TASK}
-
-
-class ResumeTask(AdminOperation):
-    """Resume a task in a queue of jobs."""
-
-    name = "resume-task"
-    label = gettext_lazy("Resume task")
-    operation = staticmethod(operations.resume)
-    fields: ClassVar = {"task": TASK}
+declare("pause", gettext_lazy("Pause group"), operations.pause)
+declare("resume", gettext_lazy("Resume group"), operations.resume)
+declare("pause-task", gettext_lazy("Pause task"), operations.pause, fields={"task": TASK})
+declare("resume-task", gettext_lazy("Resume task"), operations.resume, fields={"task": TASK})
+declare("drop", gettext_lazy("Drop group"), operations.drop_group, dangerous=True, removes=True)
+declare(
+    "retry-selected",
+    gettext_lazy("Retry selected messages"),
+    operations.retry,
+    fields={"time": RETRY_AT, "reset_attempts": RESET_ATTEMPTS, "row": IdsField()},
+    renamed={"row": "offsets", "time": "at"},
+    # Some may have come due since the page was shown.
+    fixed={"missing_ok": True},
+)
+declare(
+    "dead-letter",
+    gettext_lazy("Dead-letter selected messages now"),
+    operations.dead_letter,
+    fields={"row": IdsField()},
+    renamed={"row": "offsets"},
+)
+declare(
+    "release",
+    gettext_lazy("Release leases"),
+    operations.release,
+    fields={"row": RowsField(str)},
+    renamed={"row": "keys"},
+)
 
 
 class SeekForm(GroupForm):
@@ -178,37 +173,14 @@ class WaitingForm(GroupForm):
         del self.fields["key" if of_jobs else "task"]
 
 
-class Retry(AdminOperation):
-    """Retry all messages of a group that wait for another attempt, or those of a key or with an error."""
-
-    name = "retry"
-    label = gettext_lazy("Retry waiting messages")
-    form = WaitingForm
-    operation = staticmethod(operations.retry)
-    fields: ClassVar = {"time": RETRY_AT, "reset_attempts": RESET_ATTEMPTS, "error": LAST_ERROR}
-    renamed: ClassVar = {"time": "at"}
-
-
-class RetrySelected(AdminOperation):
-    """Retry selected messages."""
-
-    name = "retry-selected"
-    label = gettext_lazy("Retry selected messages")
-    operation = staticmethod(operations.retry)
-    fields: ClassVar = {"time": RETRY_AT, "reset_attempts": RESET_ATTEMPTS, "row": IdsField()}
-    renamed: ClassVar = {"row": "offsets", "time": "at"}
-    # Some may have come due since the page was shown.
-    fixed: ClassVar = {"missing_ok": True}
-
-
-class DeadLetter(AdminOperation):
-    """Dead-letter selected messages."""
-
-    name = "dead-letter"
-    label = gettext_lazy("Dead-letter selected messages now")
-    operation = staticmethod(operations.dead_letter)
-    fields: ClassVar = {"row": IdsField()}
-    renamed: ClassVar = {"row": "offsets"}
+declare(
+    "retry",
+    gettext_lazy("Retry waiting messages"),
+    operations.retry,
+    form=WaitingForm,
+    fields={"time": RETRY_AT, "reset_attempts": RESET_ATTEMPTS, "error": LAST_ERROR},
+    renamed={"time": "at"},
+)
 
 
 class OverrideForm(GroupForm):
@@ -252,13 +224,3 @@ class RestoreOption(AdminOperation):
 
     def arguments(self) -> dict[str, Any]:
         return {**self.ref._asdict(), "unset": [self.values["option"]]}
-
-
-class Drop(AdminOperation):
-    """Drop a group."""
-
-    name = "drop"
-    label = gettext_lazy("Drop group")
-    dangerous = True
-    removes = True
-    operation = staticmethod(operations.drop_group)

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, parse_json
 from django_mysqlqueue.admin.context import DashboardContext, choose_database
-from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField
+from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField, code_field
 from django_mysqlqueue.admin.permissions import demand, may_publish, may_view
 from django_mysqlqueue.db.sizes import MAX_METADATA_BYTES
 from django_mysqlqueue.names.ids import new_message_id
@@ -31,22 +31,17 @@ from django_mysqlqueue.sql.connection import LOCK_SECONDS, READ_SECONDS, bounded
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import close_names, did_you_mean
 
-TOPICS_LIST = "mq-topics"
-"""Id of the list of topics that the browser suggests."""
-
-
-def _text_field(label: Any, rows: int, **options: Any) -> forms.CharField:
-    widget = forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "dir": "ltr", "class": "mq-json"})
-    return forms.CharField(label=label, strip=False, required=False, widget=widget, **options)
-
 
 class PublishForm(ReasonForm):
     """The form of a test message. It starts with a new id, so that a second request with it publishes nothing."""
 
+    suggestions_id = "mq-topics"
+    suggestions: tuple[str, ...] = ()
+    """The topics that the browser suggests."""
     topic = forms.CharField(
         label=gettext_lazy("Topic"),
         max_length=NAME_LENGTH,
-        widget=forms.TextInput(attrs={"list": TOPICS_LIST, "autocomplete": "off"}),
+        widget=forms.TextInput(attrs={"list": suggestions_id, "autocomplete": "off"}),
     )
     kind = forms.ChoiceField(
         label=gettext_lazy("Format of the payload"),
@@ -57,7 +52,7 @@ class PublishForm(ReasonForm):
             ("base64", gettext_lazy("Base64: stored as bytes")),
         ],
     )
-    payload = _text_field(gettext_lazy("Payload"), 10, max_length=EDITED_CHARACTERS)
+    payload = code_field(gettext_lazy("Payload"), rows=10, strip=False, max_length=EDITED_CHARACTERS)
     key = forms.CharField(
         label=gettext_lazy("Key"),
         required=False,
@@ -65,9 +60,9 @@ class PublishForm(ReasonForm):
         max_length=KEY_LENGTH,
         help_text=gettext_lazy("Messages with the same key keep their order. Leave empty for no key."),
     )
-    metadata = _text_field(
+    metadata = code_field(
         gettext_lazy("Metadata"),
-        3,
+        strip=False,
         max_length=MAX_METADATA_BYTES,
         help_text=gettext_lazy('A JSON object such as {"region": "eu"}. Filters of consumer groups read it.'),
     )
@@ -92,10 +87,6 @@ class PublishForm(ReasonForm):
         help_text=gettext_lazy("A second message with the same id, topic and partition is dropped."),
     )
 
-    suggestions: tuple[str, ...] = ()
-    """The topics that the browser suggests."""
-    suggestions_id = TOPICS_LIST
-
     def __init__(self, data: Any, *, using: str) -> None:
         if "id" not in data:
             data["id"] = new_message_id()
@@ -116,11 +107,6 @@ class PublishForm(ReasonForm):
                 self.add_error("metadata", str(error))
         return values
 
-    def hints(self) -> list[str]:
-        topic = self.cleaned_data["topic"]
-        meant = () if topic in self.suggestions else close_names(topic, self.suggestions)
-        return [did_you_mean(meant)] if meant else []
-
 
 class Publish(AdminOperation):
     """Publish a test message."""
@@ -128,6 +114,8 @@ class Publish(AdminOperation):
     name = "publish"
     label = gettext_lazy("Publish a test message")
     form = PublishForm
+    operation = staticmethod(operations.publish)
+    named = "topic"
 
     @classmethod
     def database(cls, dashboard: DashboardContext, request: HttpRequest, given: QueryDict) -> str:
@@ -152,28 +140,22 @@ class Publish(AdminOperation):
         allowed = _("You may publish to these topics: %(topics)s. Choose one of them.")
         return allowed % {"topics": ", ".join(form.suggestions)}
 
-    def subject(self) -> str:
-        return str(self.values["topic"])
+    def preview(self) -> list[str]:
+        topic, known = self.values["topic"], self.bound.suggestions
+        meant = () if topic in known else close_names(topic, known)
+        return [*super().preview(), *([did_you_mean(meant)] if meant else [])]
+
+    def arguments(self) -> dict[str, Any]:
+        given, metadata = super().arguments(), self.values["metadata"]
+        payload = _payload(given.pop("kind"), self.values["payload"])
+        return {**given, "payload": payload, "metadata": parse_json(metadata) if metadata.strip() else None}
 
     def operate(self, **how: Any) -> Result:
-        values = self.values
-        stored, _topic = stored_at(check_topic(values["topic"]), None, None)
+        stored, _topic = stored_at(check_topic(self.values["topic"]), None, None)
         reads = READ_SECONDS if how["dry_run"] else LOCK_SECONDS
         with contextlib.nullcontext() if stored == self.using else bounded(stored, read=reads):
-            return operations.publish(
-                values["topic"],
-                _payload(values["kind"], values["payload"]),
-                key=values["key"] or None,
-                id=values["id"],
-                metadata=parse_json(values["metadata"]) if values["metadata"].strip() else None,
-                delay=values["delay"],
-                deliver_at=values["deliver_at"],
-                priority=values["priority"],
-                expires_at=values["expires_at"],
-                expires_in=values["expires_in"],
-                # The topic's settings decide about the database.
-                **{**how, "using": None},
-            )
+            # The topic's settings decide about the database.
+            return super().operate(**{**how, "using": None})
 
 
 def _may(request: HttpRequest, topic: str | None) -> bool:
@@ -191,10 +173,7 @@ def _topics(request: HttpRequest, using: str) -> list[str]:
 
 
 def _payload(kind: str, text: str) -> Any:
-    """Return the payload that a text stands for.
-
-    ``kind``: the format: ``"json"``, ``"text"`` or ``"base64"``.
-    """
+    """Return the payload that a text stands for."""
     text = text.replace("\r\n", "\n")
     if kind == "json":
         return parse_json(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_mysqlqueue import operations
+from django_mysqlqueue.admin.copying import command
 from django_mysqlqueue.admin.operations.base import (
     AdminOperation,
     IdsField,
@@ -19,13 +19,12 @@ from django_mysqlqueue.admin.operations.base import (
     RowsField,
     RowsOperation,
     TimeField,
+    declare,
 )
 from django_mysqlqueue.admin.permissions import demand, may_edit_schedules, may_view
-from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.operations import jobs, recurring
 from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
-from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.escaping import visible
 
@@ -42,31 +41,21 @@ class ScheduledOperation(RowsOperation):
         return scheduled.topics_of(Session(using), rows)
 
 
-class Cancel(ScheduledOperation):
-    """Cancel selected scheduled messages."""
-
-    name = "cancel"
-    label = gettext_lazy("Cancel scheduled messages")
-    dangerous = True
-    operation = staticmethod(cancel_rows)
-
-
-class DeliverNow(ScheduledOperation):
-    """Deliver selected scheduled messages now."""
-
-    name = "deliver-now"
-    label = gettext_lazy("Deliver scheduled messages now")
-    operation = staticmethod(reschedule_rows)
-    fixed: ClassVar = {"deliver_at": None}
-
-
-class Move(ScheduledOperation):
-    """Deliver selected scheduled messages at another time."""
-
-    name = "move"
-    label = gettext_lazy("Reschedule messages")
-    operation = staticmethod(reschedule_rows)
-    fields: ClassVar = {"time": TimeField(label=gettext_lazy("Deliver at"))}
+declare("cancel", gettext_lazy("Cancel scheduled messages"), cancel_rows, base=ScheduledOperation, dangerous=True)
+declare(
+    "deliver-now",
+    gettext_lazy("Deliver scheduled messages now"),
+    reschedule_rows,
+    base=ScheduledOperation,
+    fixed={"deliver_at": None},
+)
+declare(
+    "move",
+    gettext_lazy("Reschedule messages"),
+    reschedule_rows,
+    base=ScheduledOperation,
+    fields={"time": TimeField(label=gettext_lazy("Deliver at"))},
+)
 
 
 class CancelJobs(RowsOperation):
@@ -110,34 +99,13 @@ class CancelTask(AdminOperation):
     def arguments(self) -> dict[str, Any]:
         return {**super().arguments(), "limit": self.most}
 
-    def preview(self) -> list[str]:
-        result = self.operate(dry_run=True, **self._how)
-        if not result.planned:
-            raise OperationRefused(" ".join(result.summary))
-        return [*result.summary, *result.warnings, *self._rest(result.planned)]
-
-    def run(self) -> str:
-        result = self.operate(dry_run=False, **self._how)
-        return " ".join([*result.summary, *self._rest(result.changed or 0)])
-
-    def _rest(self, number: int) -> list[str]:
-        """Return a sentence about the jobs that a request leaves, if there may be any."""
+    def left(self, number: int) -> list[str]:
+        """Return a sentence about the jobs that the request leaves, if there may be any."""
         if number < self.most:
             return []
-        parts = ["manage.py", "queuecancel", self.values["topic"], "--task", self.values["task"]]
-        parts += ["--database", self.using] if len(queue_aliases()) > 1 else []
+        line = command("queuecancel", self.values["topic"], "--task", self.values["task"], using=self.using)
         text = _("One request cancels at most %(most)s jobs. To cancel all of them, run: %(command)s")
-        return [text % {"most": f"{self.most:,}", "command": shlex.join(parts)}]
-
-
-class ReleaseLeases(AdminOperation):
-    """Release the leases of selected partitions."""
-
-    name = "release"
-    label = gettext_lazy("Release leases")
-    operation = staticmethod(operations.release)
-    fields: ClassVar = {"row": RowsField(str)}
-    renamed: ClassVar = {"row": "keys"}
+        return [text % {"most": f"{self.most:,}", "command": line}]
 
 
 class ForgetSubscriber(AdminOperation):
@@ -148,13 +116,11 @@ class ForgetSubscriber(AdminOperation):
     operation = staticmethod(operations.forget)
     form = ReasonForm
     fields: ClassVar = {"subscriber": forms.CharField(widget=forms.HiddenInput)}
+    named = "subscriber"
 
     @classmethod
     def topics(cls, form: Any) -> None:
         return None  # a subscriber may work for several topics
-
-    def subject(self) -> str:
-        return str(self.values["subscriber"])
 
 
 class ScheduleOperation(AdminOperation):
@@ -163,6 +129,7 @@ class ScheduleOperation(AdminOperation):
     form = ReasonForm
     fields: ClassVar = {"schedule": forms.CharField(widget=forms.HiddenInput)}
     renamed: ClassVar = {"schedule": "name"}
+    named = "schedule"
 
     @classmethod
     def topics(cls, form: Any) -> Collection[str] | None:
@@ -170,32 +137,13 @@ class ScheduleOperation(AdminOperation):
         topic = recurring.topic_of(form.using, name) if name else ""
         return [topic] if topic else None
 
-    def subject(self) -> str:
-        return str(self.values["schedule"])
 
-
-class RunRecurring(ScheduleOperation):
-    """Run a schedule now."""
-
-    name = "run-recurring"
-    label = gettext_lazy("Run a schedule now")
-    operation = staticmethod(operations.run_recurring)
-
-
-class PauseRecurring(ScheduleOperation):
-    """Pause a schedule."""
-
-    name = "pause-recurring"
-    label = gettext_lazy("Pause a schedule")
-    operation = staticmethod(operations.pause_recurring)
-
-
-class ResumeRecurring(ScheduleOperation):
-    """Resume a schedule."""
-
-    name = "resume-recurring"
-    label = gettext_lazy("Resume a schedule")
-    operation = staticmethod(operations.resume_recurring)
+for _name, _label, _operation in (
+    ("run-recurring", gettext_lazy("Run a schedule now"), operations.run_recurring),
+    ("pause-recurring", gettext_lazy("Pause a schedule"), operations.pause_recurring),
+    ("resume-recurring", gettext_lazy("Resume a schedule"), operations.resume_recurring),
+):
+    declare(_name, _label, _operation, base=ScheduleOperation)
 
 
 class DeleteRecurring(ScheduleOperation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.http import HttpRequest
@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import parse_json
-from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField, time_text
+from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField, code_field, time_text
 from django_mysqlqueue.admin.permissions import demand, may_edit_schedules, may_see_payloads, may_view
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
@@ -25,22 +25,17 @@ from django_mysqlqueue.schedules import editing, registry
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP
 from django_mysqlqueue.service.databases import queue_alias
 
-TASKS_LIST = "mq-tasks"
-"""Id of the list of tasks that the browser suggests."""
-
-
-def _json_field(label: Any, help_text: Any) -> forms.CharField:
-    widget = forms.Textarea(attrs={"rows": 3, "spellcheck": "false", "dir": "ltr", "class": "mq-json"})
-    return forms.CharField(label=label, required=False, widget=widget, help_text=help_text)
-
 
 class ScheduleForm(ReasonForm):
     """The fields of a schedule that people make."""
 
+    suggestions_id = "mq-tasks"
+    suggestions: tuple[str, ...] = ()
+    """The tasks that the browser suggests."""
     task = forms.CharField(
         label=gettext_lazy("Task"),
         max_length=KEY_LENGTH,
-        widget=forms.TextInput(attrs={"list": TASKS_LIST, "autocomplete": "off", "spellcheck": "false"}),
+        widget=forms.TextInput(attrs={"list": suggestions_id, "autocomplete": "off", "spellcheck": "false"}),
         help_text=gettext_lazy("The path of a task that the project declares, such as shop.tasks.send_reports."),
     )
     cron = forms.CharField(
@@ -64,8 +59,10 @@ class ScheduleForm(ReasonForm):
         help_text=gettext_lazy("Leave empty to let the name choose: so schedules do not all run in the same second."),
     )
     at = TimeField(label=gettext_lazy("Run once at"), required=False, help_text=gettext_lazy("Instead of both."))
-    args = _json_field(gettext_lazy("Positional arguments"), gettext_lazy('A JSON list such as [1, "eu"].'))
-    kwargs = _json_field(gettext_lazy("Keyword arguments"), gettext_lazy('A JSON object such as {"region": "eu"}.'))
+    args = code_field(gettext_lazy("Positional arguments"), help_text=gettext_lazy('A JSON list such as [1, "eu"].'))
+    kwargs = code_field(
+        gettext_lazy("Keyword arguments"), help_text=gettext_lazy('A JSON object such as {"region": "eu"}.')
+    )
     overlap = forms.ChoiceField(
         label=gettext_lazy("If the job of an earlier run has not ended"),
         initial=QUEUE,
@@ -78,10 +75,6 @@ class ScheduleForm(ReasonForm):
     )
     enabled = forms.BooleanField(label=gettext_lazy("Enabled"), required=False, initial=True)
 
-    suggestions: tuple[str, ...] = ()
-    """The tasks that the browser suggests."""
-    suggestions_id = TASKS_LIST
-
     def clean(self) -> dict[str, Any]:
         """Require one kind of times; the operation checks the rest."""
         values = super().clean() or self.cleaned_data
@@ -89,15 +82,11 @@ class ScheduleForm(ReasonForm):
             self.add_error("cron", _("Enter a cron line, an interval, or a time to run once."))
         return values
 
-    def clean_args(self) -> list[Any]:
-        """Return the list of arguments."""
-        found: list[Any] = _parsed(self.cleaned_data["args"], list, _("This must be a JSON list: %(error)s"))
-        return found
+    def clean_args(self) -> Any:
+        return _parsed(self.cleaned_data["args"], list, _("This must be a JSON list: %(error)s"))
 
-    def clean_kwargs(self) -> dict[str, Any]:
-        """Return the keyword arguments."""
-        found: dict[str, Any] = _parsed(self.cleaned_data["kwargs"], dict, _("This must be a JSON object: %(error)s"))
-        return found
+    def clean_kwargs(self) -> Any:
+        return _parsed(self.cleaned_data["kwargs"], dict, _("This must be a JSON object: %(error)s"))
 
 
 def _parsed(text: str, kind: type[Any], message: str) -> Any:
@@ -129,22 +118,20 @@ class CreateRecurring(AdminOperation):
     name = "create-recurring"
     label = gettext_lazy("Create a schedule")
     form = CreateScheduleForm
+    operation = staticmethod(operations.create_recurring)
+    named = "name"
 
     @classmethod
     def check_permissions(cls, request: HttpRequest, form: Any) -> str:
         """Respond with 403 unless the user may schedule a task, and refuse the form if the task is another one."""
         return _check_task(request, form)
 
-    def subject(self) -> str:
-        return str(self.values["name"])
-
     def operate(self, **how: Any) -> Result:
-        values = _given(self.values)
-        topic = editing.topic_of(values["task"])
+        topic = editing.topic_of(self.values["task"])
         if topic and (alias := queue_alias(topic=topic)) != self.using:
             text = _("The jobs of this task are in the database %(database)s: create the schedule there.")
             raise OperationRefused(text % {"database": alias})
-        return operations.create_recurring(**values, **how)
+        return super().operate(**how)
 
 
 class EditScheduleForm(ScheduleForm):
@@ -169,6 +156,9 @@ class EditRecurring(AdminOperation):
     label = gettext_lazy("Edit a schedule")
     form = EditScheduleForm
     shows_payloads = True
+    operation = staticmethod(operations.update_recurring)
+    renamed: ClassVar = {"schedule": "name"}
+    named = "schedule"
 
     @classmethod
     def topics(cls, form: Any) -> Collection[str] | None:
@@ -186,23 +176,13 @@ class EditRecurring(AdminOperation):
             return _suggest(request, form)
         return _check_task(request, form)
 
-    def subject(self) -> str:
-        return str(self.values["schedule"])
-
-    def operate(self, **how: Any) -> Result:
-        values = _given(self.values)
-        name = values.pop("schedule")
-        if values.pop("was_enabled") == values["enabled"]:
-            del values["enabled"]  # Somebody may have paused or resumed it since the form was opened: it stays so.
-        found = recurring.stored(self.using, name)
-        if found is not None and found.definition.task == values["task"]:
-            del values["task"]  # Its jobs stay in their queue.
-        return operations.update_recurring(name, **values, **how)
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the operation. An empty field is None."""
-    return {name: None if value == "" else value for name, value in values.items() if name != "reason"}
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        if given.pop("was_enabled") == given["enabled"]:
+            del given["enabled"]  # Somebody may have paused or resumed it since the form was opened: it stays so.
+        if self.bound.stored.definition.task == given["task"]:
+            del given["task"]  # Its jobs stay in their queue.
+        return given
 
 
 def _check_task(request: HttpRequest, form: Any) -> str:

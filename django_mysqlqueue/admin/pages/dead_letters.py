@@ -218,7 +218,9 @@ class DeadLetterPage(Page):
             "is_job": job_queues.is_queue(topic),
             "error": self.errors.whole(dead_letter.error, topic),
             "readers": [ref for ref in registered_refs(self.using) if ref.topic == dead_letter.topic],
-            "copy_command": copying.command("queueredrive", dead_letter.topic, listed.offset, using=self.using),
+            "copy_command": copying.command(
+                "queueredrive", dead_letter.topic, "--offset", str(listed.offset), using=self.using
+            ),
         }
         self.about = topic
         if self.may_see_payloads:

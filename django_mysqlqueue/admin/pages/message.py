@@ -175,8 +175,8 @@ class MessagePage(Page):
                 shown = {"payload": (payload, said["payload"]), "metadata": (metadata, said["metadata"])}
                 shown["last_error"] = (found.last_error, said["error"])
                 said["copy_json"] = copying.message_json(found, shown)
-        options = ("--limit", "1", "--format", "json")
-        said["copy_command"] = copying.command("queuetail", entry.topic, entry.offset, *options, using=self.using)
+        parts = ("queuetail", entry.topic, "--offset", str(entry.offset), "--limit", "1", "--format", "json")
+        said["copy_command"] = copying.command(*parts, using=self.using)
         return said
 
     def _links(self, found: MessageContent) -> list[Step]:
