@@ -11,7 +11,7 @@ from django.contrib import admin
 from django.contrib.auth.models import AnonymousUser
 from django.contrib.sessions.backends.base import SessionBase
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path
 from django.views.decorators.http import require_GET
@@ -26,26 +26,6 @@ if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
 else:
     _ModelAdmin = admin.ModelAdmin
-
-OVERVIEW = "changelist"
-PAGE_NAMES = (
-    OVERVIEW,
-    "offsets",
-    "group",
-    "inflight",
-    "deadletters",
-    "deadletter",
-    "messages",
-    "scheduled",
-    "quarantine",
-    "message",
-    "tasks",
-    "jobs",
-    "recurring",
-    "job",
-    "operations",
-)
-"""Names of the pages. Every process of a project with the admin loads its URLs: only a request loads the pages."""
 
 
 class DashboardAdmin(_ModelAdmin):
@@ -73,23 +53,23 @@ class DashboardAdmin(_ModelAdmin):
         return super().has_module_permission(request) or bool(databases_to_view(request))
 
     def get_urls(self) -> list[URLPattern]:
-        prefix = "django_mysqlqueue_dashboard"
-        found = [
-            path("" if name == OVERVIEW else f"{name}/", self._page(name), name=f"{prefix}_{name}")
-            for name in PAGE_NAMES
+        prefix, show = "django_mysqlqueue_dashboard", self._bounded(require_GET(self.show))
+        return [
+            path("", show, {"name": "changelist"}, name=f"{prefix}_changelist"),
+            path("<slug:name>/", show, name=f"{prefix}_page"),
+            path("do/<slug:name>/", self._bounded(self.operate), name=f"{prefix}_do"),
         ]
-        return [*found, path("do/<slug:name>/", self._bounded(self.operate), name=f"{prefix}_do")]
 
-    def _page(self, name: str) -> Callable[..., HttpResponseBase]:
-        @require_GET
-        def view(request: HttpRequest) -> HttpResponseBase:
-            from django_mysqlqueue.admin.pages import PAGES
+    def show(self, request: HttpRequest, name: str) -> HttpResponseBase:
+        """Show a page."""
+        # Every process of a project with the admin loads its URLs: only a request loads the pages.
+        from django_mysqlqueue.admin.pages import PAGES
 
-            (page,) = (one for one in PAGES if one.name == name)
-            demand(self.has_view_permission(request) and page.may_open(request))
-            return page(self._context(request), request).respond()
-
-        return self._bounded(view)
+        page = next((page for page in PAGES if page.name == name), None)
+        if page is None:
+            raise Http404(name)
+        demand(self.has_view_permission(request) and page.may_open(request))
+        return page(self._context(request), request).respond()
 
     def _bounded(self, view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
         """Return a view of the admin that waits for no database without a time limit, and has no transaction.

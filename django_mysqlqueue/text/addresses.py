@@ -12,7 +12,7 @@ def url(site: str, name: str, **parameters: object) -> str:
 
     ``parameters``: the query string. None and ``""`` are left out.
     """
-    return _reverse(site, name, parameters)
+    return _reverse(site, name, parameters) if name == "changelist" else _reverse(site, "page", parameters, name)
 
 
 def do_url(site: str, operation: str, **parameters: object) -> str:
