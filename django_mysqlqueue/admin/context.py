@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import django
 from django.contrib.admin import AdminSite
@@ -24,21 +24,11 @@ BREADCRUMBS_ARE_A_LIST = django.VERSION >= (6, 1)
 
 
 class BadQuery(BadRequest):
-    """The query string is invalid. The page shows the text."""
+    """The query string is invalid, or names what does not exist or may not be read. The page shows the text."""
 
-    status: ClassVar[int] = 400
-
-
-class NotFound(BadQuery):
-    """The query string names something that does not exist. The page shows the text."""
-
-    status = 404
-
-
-class Refused(BadQuery):
-    """The query string asks for data that the user may not read. The page shows the text."""
-
-    status = 403
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +88,9 @@ class DashboardContext:
 
 
 def choose_database(request: HttpRequest, wanted: str | None, topic: str | None) -> str:
-    """Return the alias of the database that a request is about.
+    """Return the database that is wanted, else that of a topic, else the first in which the user may view something.
 
-    ``wanted``: the alias that the request names, if any. ``topic``: the topic that it is about, if there is only one.
-    Its database counts if the user may view it there: the answer does not tell in which database other topics are.
-
-    Returns:
-        ``wanted``, else the topic's database, else the first one in which the user may view something.
-
-    Raises:
-        BadQuery: ``wanted`` is not a database of the queue. The text is the same for those in which the user may view
-            nothing.
+    Neither the answer nor the error tells anything about databases and topics that the user may not view.
     """
     databases = databases_to_view(request) or [queue_alias()]
     if wanted:

@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 
 from django_mysqlqueue.admin import csv_export
 from django_mysqlqueue.admin.causes import Banner
-from django_mysqlqueue.admin.context import BadQuery, DashboardContext, Refused, choose_database
+from django_mysqlqueue.admin.context import BadQuery, DashboardContext, choose_database
 from django_mysqlqueue.admin.csv_export import Export
 from django_mysqlqueue.admin.error_texts import ErrorTexts
 from django_mysqlqueue.admin.permissions import (
@@ -170,7 +170,7 @@ class Page:
         # Those of all databases: each leads to its own.
         topics = {topic for found in visible(self.request).topics.values() for topic in found or ()}
         named = ", ".join(sorted(topics))
-        raise Refused(_("You may view these topics: %(topics)s. Choose one of them.") % {"topics": named})
+        raise BadQuery(_("You may view these topics: %(topics)s. Choose one of them.") % {"topics": named}, 403)
 
     def operable(self, topics: Iterable[str]) -> set[str]:
         """Return those of some topics on which the user may run operations."""

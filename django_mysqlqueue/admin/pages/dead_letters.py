@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import contents, copying
-from django_mysqlqueue.admin.context import BadQuery, Refused
+from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.csv_export import ROWS_AT_ONCE, Export
 from django_mysqlqueue.admin.error_table import STATES, KindFilter, error_table
 from django_mysqlqueue.admin.formatting import last_line, moment
@@ -126,7 +126,7 @@ class DeadLettersPage(Page):
         error = self.text("error")
         if error is not None and not may_search_errors(self.request, topic):
             # Without the filter, the page would show, and offer to redrive or discard, more than was asked for.
-            raise Refused(search_refused())
+            raise BadQuery(search_refused(), 403)
         since, until = self.period()
         return DeadLetterFilter(topic, group=self.text("group"), error=error, since=since, until=until, key=self._key())
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue.admin import causes
 from django_mysqlqueue.admin.causes import Banner, ShownCause
-from django_mysqlqueue.admin.context import BadQuery, NotFound
+from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.history_charts import DEFAULT, make_history
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import may_release, may_view_operations, text_of
@@ -61,7 +61,7 @@ class GroupPage(Page):
         self.about = ref.topic
         overview = with_samples(get_overview(group=ref.group, topic=ref.topic, using=self.using, bounds=self.bounds))
         if not overview.groups:
-            raise NotFound(_("There is no group %(ref)s.") % {"ref": ref})
+            raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref}, 404)
         (group,), now = overview.groups, overview.now
         session = self.session
         found = partitions.at(session, group, [head.key for head in group.heads], bounds=self.bounds)

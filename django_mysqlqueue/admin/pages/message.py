@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import copying
-from django_mysqlqueue.admin.context import NotFound
+from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.formatting import (
     SHOWN_CHARACTERS,
     metadata_text,
@@ -128,13 +128,11 @@ class MessagePage(Page):
         session = self.session
         history = message_history.read_history(session, offset, most=SHOWN_CHARACTERS, bounds=self.bounds)
         if history is None:
-            raise NotFound(
-                _(
-                    "There is no message at offset %(offset)s and no record of one: it was garbage-collected or "
-                    "discarded, or never existed. For messages that are not due yet, see Scheduled."
-                )
-                % {"offset": offset}
+            text = _(
+                "There is no message at offset %(offset)s and no record of one: it was garbage-collected or "
+                "discarded, or never existed. For messages that are not due yet, see Scheduled."
             )
+            raise BadQuery(text % {"offset": offset}, 404)
         self._found = found = history.content
         events = history.deliveries
         self._topic = self.about = found.entry.topic if found else events[0].ref.topic

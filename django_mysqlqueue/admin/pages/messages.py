@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import contents
-from django_mysqlqueue.admin.context import BadQuery, Refused
+from django_mysqlqueue.admin.context import BadQuery
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.exceptions import InvalidMessage
 from django_mysqlqueue.inspection import LogMessage, MessageListing, list_messages, log_entries
@@ -140,7 +140,7 @@ class MessagesPage(Page):
         if len(text) > TEXT_LENGTH:
             raise BadQuery(_("The text to search is too long: at most %(most)s characters.") % {"most": TEXT_LENGTH})
         if not self.may_see_payloads:
-            raise Refused(_("To search in contents, you need the permission to view payloads of the topic."))
+            raise BadQuery(_("To search in contents, you need the permission to view payloads of the topic."), 403)
         found = log_entries.search(
             session, text, topic=topic, key=key, before=before, limit=PAGE_ROWS, bounds=self.bounds
         )
