@@ -10,9 +10,10 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.context import DashboardContext
 from django_mysqlqueue.admin.error_texts import ErrorTexts
-from django_mysqlqueue.admin.permissions import may_operate
+from django_mysqlqueue.admin.permissions import may
 from django_mysqlqueue.inspection import Cause, Problem, QueueStatus
 from django_mysqlqueue.options.topics import dlq_topic
+from django_mysqlqueue.permissions import OPERATE
 
 CAUSES = 7
 """Maximum number of causes that a page shows without a click."""
@@ -129,7 +130,7 @@ def _button(dashboard: DashboardContext, cause: Cause, errors: ErrorTexts) -> Bu
     first, name = cause.problems[0], str(cause.operation)
     alike = {(one.ref, one.topic, one.task) for one in cause.problems if one.kind == cause.kind}
     topic = first.ref.topic if first.ref else first.topic
-    if not name or not topic or len(alike) > 1 or len(cause.refs) > 1 or not may_operate(errors.request, topic):
+    if not name or not topic or len(alike) > 1 or len(cause.refs) > 1 or not may(errors.request, topic, OPERATE):
         return None
     given: dict[str, object] = {"topic": topic, "group": first.ref.group if first.ref else "", "task": first.task}
     if name == "redrive":

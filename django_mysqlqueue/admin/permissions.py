@@ -15,9 +15,7 @@ from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic
 from django_mysqlqueue.permissions import (
-    EDIT_SCHEDULES,
     OPERATE,
-    PUBLISH,
     SEE_PAYLOADS,
     VIEW,
     VIEW_OPERATIONS,
@@ -55,7 +53,7 @@ def visible(request: HttpRequest) -> Visible:
 
 def _visible(request: HttpRequest) -> Visible:
     aliases = queue_aliases()
-    if may_view(request, None):
+    if may(request, None, VIEW):
         return Visible(dict.fromkeys(aliases))
     if not may_have_topics(request.user):
         return Visible({})
@@ -120,34 +118,14 @@ def may_view_operations(request: HttpRequest) -> bool:
     return any(operations_to_view(request, using) != frozenset() for using in databases_to_view(request))
 
 
-def may_view(request: HttpRequest, topic: str | None) -> bool:
-    """Return True if the user may view a topic; None: all topics, and the queue as a whole."""
-    return has_permission(request.user, VIEW, topic)
-
-
-def may_operate(request: HttpRequest, topic: str | None) -> bool:
-    """Return True if the user may run operations on a topic; None: on all topics, and on the queue as a whole."""
-    return has_permission(request.user, OPERATE, topic)
+def may(request: HttpRequest, topic: str | None, *permissions: str) -> bool:
+    """Return True if the user has permissions on a topic; None: on all topics, and the queue as a whole."""
+    return all(has_permission(request.user, permission, topic) for permission in permissions)
 
 
 def may_release(request: HttpRequest, group: GroupOverview | ListedGroup, rows: Iterable[Partition]) -> bool:
     """Return True if the user may release leases of a group, and one of the rows has a lease."""
-    return any(row.owner is not None for row in rows) and may_operate(request, group.ref.topic)
-
-
-def may_publish(request: HttpRequest, topic: str | None) -> bool:
-    """Return True if the user may publish test messages to a topic; None: to all topics."""
-    return has_permission(request.user, PUBLISH, topic)
-
-
-def may_edit_schedules(request: HttpRequest, topic: str | None) -> bool:
-    """Return True if the user may edit the schedules of the tasks of a queue, by its topic; None: of all."""
-    return has_permission(request.user, EDIT_SCHEDULES, topic)
-
-
-def may_see_payloads(request: HttpRequest, topic: str | None) -> bool:
-    """Return True if the user may view payloads and metadata of a topic; None: of all topics."""
-    return has_permission(request.user, SEE_PAYLOADS, topic)
+    return any(row.owner is not None for row in rows) and may(request, group.ref.topic, OPERATE)
 
 
 def may_see_errors(request: HttpRequest, topic: str) -> bool:
@@ -156,7 +134,7 @@ def may_see_errors(request: HttpRequest, topic: str) -> bool:
     Those of jobs are as confidential as arguments and return values. The name decides, because this process may have
     no ``TASKS``.
     """
-    return not topic.startswith(JOB_PREFIX) or may_see_payloads(request, topic)
+    return not topic.startswith(JOB_PREFIX) or may(request, topic, SEE_PAYLOADS)
 
 
 def may_search_errors(request: HttpRequest, topic: str | None) -> bool:
@@ -166,7 +144,7 @@ def may_search_errors(request: HttpRequest, topic: str | None) -> bool:
     """
     if get_settings().redact is None and (topic is None or may_see_errors(request, topic)):
         return True
-    return may_see_payloads(request, topic)
+    return may(request, topic, SEE_PAYLOADS)
 
 
 def search_refused() -> str:
@@ -178,10 +156,6 @@ def search_refused() -> str:
 
 
 def demand(allowed: bool) -> None:  # noqa: FBT001
-    """Respond with 403 unless the user is allowed.
-
-    Raises:
-        PermissionDenied: ``allowed`` is False.
-    """
+    """Respond with 403 unless the user is allowed."""
     if not allowed:
         raise PermissionDenied

@@ -19,7 +19,7 @@ def queue_status(context: dict[str, Any]) -> dict[str, Any]:
     The browser requests it after the page: a database that is slow must not delay others' pages.
     """
     # The system checks import every library of tags, even in a project without the admin.
-    from django_mysqlqueue.admin.permissions import may_view
+    from django_mysqlqueue.permissions import VIEW, has_permission
 
     request = context.get("request")
     if request is None:  # TEMPLATES has no context processor for it.
@@ -28,4 +28,4 @@ def queue_status(context: dict[str, Any]) -> dict[str, Any]:
         link = url(getattr(request, "current_app", "") or "admin", "changelist")
     except NoReverseMatch:
         return {}
-    return {"link": link} if may_view(request, None) else {}
+    return {"link": link} if has_permission(request.user, VIEW, None) else {}

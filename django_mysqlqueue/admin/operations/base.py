@@ -28,10 +28,8 @@ from django_mysqlqueue.admin.diffs import DiffLine
 from django_mysqlqueue.admin.error_texts import ErrorTexts
 from django_mysqlqueue.admin.permissions import (
     demand,
-    may_operate,
+    may,
     may_search_errors,
-    may_see_payloads,
-    may_view,
     search_refused,
     text_of,
 )
@@ -40,6 +38,7 @@ from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.models import Dashboard
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.results import Result
+from django_mysqlqueue.permissions import OPERATE, VIEW
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, READ_SECONDS, bounded
@@ -166,8 +165,8 @@ class AdminOperation:
     """True if it does not run without a reason: the audit log is the only trace of what it deletes."""
     removes: ClassVar[bool] = False
     """True if the page that it was started from no longer exists afterwards: the overview follows."""
-    shows_payloads: ClassVar[bool] = False
-    """True if it needs the permission to view payloads."""
+    permissions: ClassVar[Sequence[str]] = (VIEW, OPERATE)
+    """What the user may do on its topics."""
     form: ClassVar[type[ReasonForm]] = GroupForm
     fields: ClassVar[Mapping[str, forms.Field]] = {}
     """The fields that the class adds to the form."""
@@ -220,8 +219,7 @@ class AdminOperation:
         """Respond with 403 unless the user may run the operation; return why the form is shown again, if it is."""
         topics = cls.topics(form)
         for topic in (None,) if topics is None else topics:
-            demand(may_view(request, topic) and may_operate(request, topic))
-            demand(not cls.shows_payloads or may_see_payloads(request, topic))
+            demand(may(request, topic, *cls.permissions))
         searches = "error" in form.fields and form.data.get("error")
         return search_refused() if searches and not may_search_errors(request, form.data.get("topic")) else ""
 

@@ -31,6 +31,7 @@ from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.topics import first_topic
+from django_mysqlqueue.permissions import OPERATE, SEE_PAYLOADS, VIEW
 from django_mysqlqueue.service import messages
 from django_mysqlqueue.service.databases import queue_aliases
 from django_mysqlqueue.service.dead_letters import DeadLetterFilter
@@ -307,7 +308,7 @@ class Edit(AdminOperation):
     name = "edit"
     label = gettext_lazy("Edit and redrive")
     form = EditForm
-    shows_payloads = True
+    permissions = (VIEW, OPERATE, SEE_PAYLOADS)
 
     @classmethod
     def topics(cls, form: Any) -> Collection[str] | None:

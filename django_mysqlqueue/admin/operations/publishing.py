@@ -16,7 +16,7 @@ from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, parse_json
 from django_mysqlqueue.admin.context import DashboardContext, choose_database
 from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField, code_field
-from django_mysqlqueue.admin.permissions import demand, may_publish, may_view
+from django_mysqlqueue.admin.permissions import demand, may
 from django_mysqlqueue.db.sizes import MAX_METADATA_BYTES
 from django_mysqlqueue.names.ids import new_message_id
 from django_mysqlqueue.names.keys import HIGHEST_PRIORITY, LOWEST_PRIORITY
@@ -25,6 +25,7 @@ from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import check_topic, is_dlq
+from django_mysqlqueue.permissions import PUBLISH, VIEW
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.publishing import stored_at
 from django_mysqlqueue.sql.connection import LOCK_SECONDS, READ_SECONDS, bounded
@@ -116,6 +117,7 @@ class Publish(AdminOperation):
     form = PublishForm
     operation = staticmethod(operations.publish)
     named = "topic"
+    permissions = (VIEW, PUBLISH)
 
     @classmethod
     def database(cls, dashboard: DashboardContext, request: HttpRequest, given: QueryDict) -> str:
@@ -132,7 +134,7 @@ class Publish(AdminOperation):
         """
         topic = form.data.get("topic") or None
         form.suggestions = tuple(_topics(request, form.using))
-        if _may(request, topic):
+        if may(request, topic, *cls.permissions):
             return ""
         demand(bool(form.suggestions))
         if topic is None:
@@ -158,17 +160,16 @@ class Publish(AdminOperation):
             return super().operate(**{**how, "using": None})
 
 
-def _may(request: HttpRequest, topic: str | None) -> bool:
-    return may_view(request, topic) and may_publish(request, topic)
-
-
 def _topics(request: HttpRequest, using: str) -> list[str]:
     """Return the topics of a database, and those in the settings, to which the user may publish."""
     known = {*log.known(Session(using)), *get_settings().topics.names()}
     return sorted(
         topic
         for topic in known
-        if not is_dlq(topic) and RELAY_MARK not in topic and not job_queues.is_queue(topic) and _may(request, topic)
+        if not is_dlq(topic)
+        and RELAY_MARK not in topic
+        and not job_queues.is_queue(topic)
+        and may(request, topic, *Publish.permissions)
     )
 
 

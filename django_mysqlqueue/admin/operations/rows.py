@@ -21,10 +21,11 @@ from django_mysqlqueue.admin.operations.base import (
     TimeField,
     declare,
 )
-from django_mysqlqueue.admin.permissions import demand, may_edit_schedules, may_view
+from django_mysqlqueue.admin.permissions import demand, may
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.operations import jobs, recurring
 from django_mysqlqueue.operations.scheduled import cancel_rows, reschedule_rows
+from django_mysqlqueue.permissions import EDIT_SCHEDULES, VIEW
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.escaping import visible
 
@@ -160,5 +161,5 @@ class DeleteRecurring(ScheduleOperation):
         name, topics = form.cleaned_data.get("schedule"), cls.topics(form)
         if not topics or recurring.stored(form.using, name) is None:
             return super().check_permissions(request, form)
-        demand(all(may_view(request, topic) and may_edit_schedules(request, topic) for topic in topics))
+        demand(all(may(request, topic, VIEW, EDIT_SCHEDULES) for topic in topics))
         return ""

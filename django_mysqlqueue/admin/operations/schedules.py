@@ -14,13 +14,14 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue import operations
 from django_mysqlqueue.admin.contents import parse_json
 from django_mysqlqueue.admin.operations.base import AdminOperation, ReasonForm, TimeField, code_field, time_text
-from django_mysqlqueue.admin.permissions import demand, may_edit_schedules, may_see_payloads, may_view
+from django_mysqlqueue.admin.permissions import demand, may
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.names.ids import SCHEDULE_NAME_LENGTH
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations import recurring
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.permissions import EDIT_SCHEDULES, SEE_PAYLOADS, VIEW
 from django_mysqlqueue.schedules import editing, registry
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP
 from django_mysqlqueue.service.databases import queue_alias
@@ -155,7 +156,7 @@ class EditRecurring(AdminOperation):
     name = "edit-recurring"
     label = gettext_lazy("Edit a schedule")
     form = EditScheduleForm
-    shows_payloads = True
+    permissions = (VIEW, EDIT_SCHEDULES, SEE_PAYLOADS)
     operation = staticmethod(operations.update_recurring)
     renamed: ClassVar = {"schedule": "name"}
     named = "schedule"
@@ -167,9 +168,7 @@ class EditRecurring(AdminOperation):
     @classmethod
     def check_permissions(cls, request: HttpRequest, form: Any) -> str:
         """Respond with 403 unless the user may edit this schedule, and refuse the form if the task is another one."""
-        for topic in cls.topics(form) or (None,):
-            demand(may_view(request, topic) and may_edit_schedules(request, topic))
-            demand(may_see_payloads(request, topic))
+        super().check_permissions(request, form)
         if form.stored is None:
             return _("There is no such schedule that can be edited.")
         if form.cleaned_data.get("task") == form.stored.definition.task:
@@ -209,7 +208,7 @@ def _suggest(request: HttpRequest, form: Any) -> str:
 
 
 def _may(request: HttpRequest, topic: str | None) -> bool:
-    return may_view(request, topic) and may_edit_schedules(request, topic)
+    return may(request, topic, VIEW, EDIT_SCHEDULES)
 
 
 def _shown(stored: recurring.Stored) -> dict[str, str]:

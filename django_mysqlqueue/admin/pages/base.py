@@ -23,20 +23,14 @@ from django_mysqlqueue.admin.causes import Banner
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, choose_database
 from django_mysqlqueue.admin.csv_export import Export
 from django_mysqlqueue.admin.error_texts import ErrorTexts
-from django_mysqlqueue.admin.permissions import (
-    may_operate,
-    may_publish,
-    may_see_payloads,
-    may_view_in,
-    topics_to_view,
-    visible,
-)
+from django_mysqlqueue.admin.permissions import may, may_view_in, topics_to_view, visible
 from django_mysqlqueue.admin.status import read_shared
 from django_mysqlqueue.inspection import PAGES, Bounds, Problem, StallTimes, find_problems, get_overview
 from django_mysqlqueue.inspection.causes import QueueState, state_of, unavailable
 from django_mysqlqueue.inspection.trends import with_samples
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import first_topic, is_dlq
+from django_mysqlqueue.permissions import OPERATE, PUBLISH, SEE_PAYLOADS
 from django_mysqlqueue.service.counts import total
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.refs import GroupRef
@@ -174,21 +168,21 @@ class Page:
 
     def operable(self, topics: Iterable[str]) -> set[str]:
         """Return those of some topics on which the user may run operations."""
-        return {topic for topic in set(topics) if may_operate(self.request, topic)}
+        return {topic for topic in set(topics) if may(self.request, topic, OPERATE)}
 
     def with_payloads(self, topics: Iterable[str]) -> set[str]:
         """Return those of some topics whose payloads and metadata the user may view."""
-        return {topic for topic in set(topics) if may_see_payloads(self.request, topic)}
+        return {topic for topic in set(topics) if may(self.request, topic, SEE_PAYLOADS)}
 
     @property
     def may_see_payloads(self) -> bool:
         """Whether the user may view payloads and metadata on this page."""
-        return may_see_payloads(self.request, self.about)
+        return may(self.request, self.about, SEE_PAYLOADS)
 
     @property
     def may_publish(self) -> bool:
         """Whether the user may publish test messages to the topic that this page is about, or to all topics."""
-        return not (self.about and is_dlq(self.about)) and may_publish(self.request, self.about)
+        return not (self.about and is_dlq(self.about)) and may(self.request, self.about, PUBLISH)
 
     def read_state(self) -> QueueState:
         """Read the state of the page's database, with the groups and problems that the user may view."""
@@ -363,7 +357,7 @@ class Page:
             "problem": problem,
             **({"banner": Banner(unavailable(self.using, problem))} if status == UNAVAILABLE else {}),
             "home": self._home_of_topic(),
-            "may_operate": may_operate(self.request, self.about),
+            "may_operate": may(self.request, self.about, OPERATE),
             "may_see_payloads": found.get("may_see_payloads", self.may_see_payloads),
         }
         return self.dashboard.response(self.request, self.template or f"{self.name}.html", context, status)

@@ -7,10 +7,11 @@ from typing import Any
 from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin.pages.base import Page
-from django_mysqlqueue.admin.permissions import may_edit_schedules, may_operate, may_see_payloads
+from django_mysqlqueue.admin.permissions import may
 from django_mysqlqueue.inspection import list_schedules
 from django_mysqlqueue.inspection.schedules import with_declared
 from django_mysqlqueue.options import job_queues
+from django_mysqlqueue.permissions import EDIT_SCHEDULES, OPERATE, SEE_PAYLOADS
 
 SHOWN_RUNS = 5
 """Number of last runs of each schedule."""
@@ -28,13 +29,13 @@ class RecurringPage(Page):
         found = with_declared(list_schedules(topic=topic, using=self.using, runs=SHOWN_RUNS), self.using, topic=topic)
         sees_all = self.topics_to_view() is None
         rows = [one for one in found if (self.may_view(one.topic) if one.topic else sees_all)]
-        operable = {one.name for one in rows if one.registered_at and may_operate(self.request, one.topic or None)}
-        editable = {one.name for one in rows if one.editable and may_edit_schedules(self.request, one.topic or None)}
+        operable = {one.name for one in rows if one.registered_at and may(self.request, one.topic or None, OPERATE)}
+        editable = {one.name for one in rows if one.editable and may(self.request, one.topic or None, EDIT_SCHEDULES)}
         return {
             "rows": rows,
             "operable": operable,
             "editable": {
-                one.name for one in rows if one.name in editable and may_see_payloads(self.request, one.topic)
+                one.name for one in rows if one.name in editable and may(self.request, one.topic, SEE_PAYLOADS)
             },
             "deletable": editable
             | {one.name for one in rows if one.name in operable and not one.declared and not one.editable},
@@ -46,4 +47,4 @@ class RecurringPage(Page):
     def may_create(self) -> bool:
         """Whether the user may make a schedule of some task."""
         topics = job_queues.find() if job_queues.find is not None else ()
-        return any(self.may_view(topic) and may_edit_schedules(self.request, topic) for topic in topics)
+        return any(self.may_view(topic) and may(self.request, topic, EDIT_SCHEDULES) for topic in topics)
