@@ -58,8 +58,11 @@ class Span:
 
     css: str
     name: str
-    time: str
     milliseconds: int
+
+    @property
+    def time(self) -> str:
+        return duration(self.milliseconds / 1000)
 
 
 class JobPage(Page):
@@ -149,19 +152,19 @@ class JobPage(Page):
         due = max(job.enqueued_at, job.run_after)
         started = job.started_at or (job.finished_at if job.has_ended else self._now)
         if started > due:
-            yield _span("mq-waited", _("waiting for its first attempt"), started - due)
+            yield Span("mq-waited", _("waiting for its first attempt"), started - due)
         if not job.started_at:
             return
         last = max(job.last_attempted_at, job.started_at)
         if job.has_ended and job.took_ms is None:
             last = job.finished_at
         if last > job.started_at:
-            yield _span("mq-failed", _("earlier attempts, and waiting between them"), last - job.started_at)
+            yield Span("mq-failed", _("earlier attempts, and waiting between them"), last - job.started_at)
         if job.took_ms is not None:
             css = "mq-dead" if job.status == "FAILED" else "mq-acked"
-            yield _span(css, _("last attempt"), job.took_ms)
+            yield Span(css, _("last attempt"), job.took_ms)
         elif not job.has_ended and self._now > last:
-            yield _span("mq-acked", _("since its last known start"), self._now - last)
+            yield Span("mq-acked", _("since its last known start"), self._now - last)
 
     @staticmethod
     def _bar(spans: list[Span]) -> SafeString:
@@ -249,7 +252,3 @@ class JobPage(Page):
             link = self.dashboard.url("deadletters", topic=job.topic)
             text = _("Its dead letter is not recorded (RECORD_DELIVERIES). It may be in the DLQ.")
             yield Step(text, link=link, link_text=_("Open dead letters"))
-
-
-def _span(css: str, name: str, milliseconds: int) -> Span:
-    return Span(css, name, duration(milliseconds / 1000), milliseconds)
