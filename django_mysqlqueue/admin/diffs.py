@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from django.utils.translation import gettext as _
@@ -38,12 +39,7 @@ def unified(before: str, after: str) -> list[DiffLine]:
 
 def _common(old: Sequence[str], new: Sequence[str]) -> int:
     """Return the number of equal lines at the beginning."""
-    number = 0
-    for one, other in zip(old, new, strict=False):
-        if one != other:
-            break
-        number += 1
-    return number
+    return sum(1 for pair in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
 
 
 def _line(text: str, first: int) -> DiffLine:

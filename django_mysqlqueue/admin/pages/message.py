@@ -466,19 +466,18 @@ class MessagePage(Page):
             return _(
                 "Deliveries of this group are not recorded (RECORD_DELIVERIES): attempts and subscribers are unknown."
             )
+        if state.standing != "settled" or ended is not None:
+            return ""
         if level == "failures":
-            text = _(
+            return _(
                 "Acks of this group are not recorded (RECORD_DELIVERIES). If the message was acked, the time and the "
                 "subscriber are unknown."
             )
-            return text if state.standing == "settled" and ended is None else ""
-        if state.standing == "settled" and ended is None:
-            text = _(
-                "The outcome is not recorded: it is older than %(age)s, or the process was killed before it could "
-                "record it."
-            )
-            return text % {"age": duration(settings.history_retention)}
-        return ""
+        text = _(
+            "The outcome is not recorded: it is older than %(age)s, or the process was killed before it could "
+            "record it."
+        )
+        return text % {"age": duration(settings.history_retention)}
 
 
 def _filter_text(policy: FilterPolicy) -> str:
