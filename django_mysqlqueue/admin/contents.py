@@ -19,21 +19,13 @@ EDITED_CHARACTERS = 250_000
 
 
 def payload(beginning: bytes, size: int, *, topic: str) -> str:
-    """Return a payload as text, redacted.
-
-    ``topic``: the message's topic, for ``REDACT``.
-    """
+    """Return a payload as text, redacted."""
     return redacted(payload_text(beginning, size), topic=topic, kind="payload")
 
 
 def metadata(found: Mapping[str, Any], *, topic: str) -> str:
-    """Return metadata as text, redacted; ``""`` if there is none.
-
-    ``topic``: the message's topic, for ``REDACT``.
-    """
-    if not found:
-        return ""
-    return redacted(metadata_text(found), topic=topic, kind="metadata")
+    """Return metadata as text, redacted; ``""`` if there is none."""
+    return redacted(metadata_text(found), topic=topic, kind="metadata") if found else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +39,7 @@ class Editable:
     """Required type of the edited text: "json", "text", or "" for JSON if it parses (messages of plain SQL)."""
 
     def parse(self, text: str) -> Any:
-        """Return the payload that an edited text stands for.
-
-        Raises:
-            ValueError: the text is not valid JSON; the message says where.
-        """
+        """Return the payload that an edited text stands for."""
         body = text.replace("\r\n", "\n").encode()
         if self.kind == "text":
             return body
@@ -64,11 +52,7 @@ class Editable:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON that a user has typed. It is refused if it would lose something: no name may occur twice.
-
-    Raises:
-        ValueError: the text is not valid; the message says where.
-    """
+    """Parse JSON that a user has typed; a ValueError says where it is invalid, or that a name occurs twice."""
     try:
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:

@@ -35,12 +35,7 @@ class SharedReads:
         self._entries: dict[Hashable, _Entry] = {}
 
     def get(self, key: Hashable, read: Callable[[], T]) -> T:
-        """Return a value, read by this request or by another one.
-
-        Raises:
-            Exception: reading failed. It fails for all requests that have waited for it, and is tried again by the
-                next one.
-        """
+        """Return a value that this request or another one reads: what fails, fails for all that wait for it."""
         with self._lock:
             entry = self._entries.get(key)
             is_mine = entry is None or self._is_old(entry)

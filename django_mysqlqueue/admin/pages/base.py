@@ -106,23 +106,16 @@ class Page:
         raise NotImplementedError
 
     def export(self) -> Export:
-        """Return the list as CSV, with the filters of the query string. ``about`` is set as by ``context``.
-
-        The connection of the request is not used after this: reading a page of rows opens one, see ``reading``.
-        """
+        """Return the list as CSV; its rows are read later, on connections of their own, see ``reading``."""
         raise NotImplementedError
 
     def reading(self) -> AbstractContextManager[None]:
-        """Return a context with a connection that does not wait for the database without a time limit."""
         return bounded(self.using)
 
     def read_pages(
         self, read: Callable[[Position | None], tuple[Iterable[Sequence[Any]], Position | None]], place: Position | None
     ) -> Iterator[list[Sequence[Any]]]:
-        """Yield the rows of an export.
-
-        ``read``: returns the rows from a position on, and the next position or None.
-        """
+        """Yield the rows of an export from a position on; ``read`` returns some of them, and the next position."""
         while True:
             with self.reading():
                 rows, place = read(place)
@@ -145,7 +138,6 @@ class Page:
         return self.session.now()
 
     def may_view(self, topic: str) -> bool:
-        """Return whether the user may view a topic."""
         topics = self.topics_to_view()
         return topics is None or first_topic(topic) in topics
 
@@ -154,11 +146,7 @@ class Page:
         return topics_to_view(self.request, self.using)
 
     def _demand_topic(self, topic: str | None) -> None:
-        """Refuse the page unless the user may view the topic that it is about; None: it is about several.
-
-        Raises:
-            Refused: the user may not. The text is the same for topics that do not exist.
-        """
+        """Refuse the page, in the same words if there is no such topic, unless the user may view it; None: several."""
         if self.topics_to_view() is None or (self.shows_several_topics if topic is None else self.may_view(topic)):
             return
         # Those of all databases: each leads to its own.
@@ -226,11 +214,7 @@ class Page:
             return value
 
     def choice(self, name: str, choices: Collection[str]) -> str | None:
-        """Return one of some values, or None if the parameter is missing or empty.
-
-        Raises:
-            BadQuery: it has another value.
-        """
+        """Return one of some values, or None if the parameter is missing or empty; refuse others."""
         value = self.text(name)
         if value is not None and value not in choices:
             text = _("%(name)s=%(value)r is not one of %(choices)s.")
@@ -243,11 +227,7 @@ class Page:
         raise BadQuery(text % {"name": self.position, "value": self.text(self.position)})
 
     def number(self, name: str, *, minimum: int = 0) -> int | None:
-        """Return an integer of the query string, or None if it is missing or empty.
-
-        Raises:
-            BadQuery: the value is not an integer, or too small or too large.
-        """
+        """Return an integer of the query string, or None if it is missing or empty; refuse others."""
         value = self.text(name)
         if value is None:
             return None
@@ -290,11 +270,7 @@ class Page:
     # -- the response ---------------------------------------------------------
 
     def respond(self) -> HttpResponseBase:
-        """Return the rendered page, or the reason why there is none with an error status.
-
-        The status is 400, 403 or 404 for the query string, 500 for an invalid setting, and 503 if the database refuses
-        or does not answer.
-        """
+        """Return the rendered page, or the reason why there is none with an error status."""
         try:
             self._choose_database()
             if (unread := visible(self.request).unread.get(self.using)) is not None:

@@ -111,10 +111,7 @@ class MessagesPage(Page):
         return ""
 
     def _key(self) -> str | None:
-        """Return the partition key of the query string, or None.
-
-        The empty key is valid, so another parameter tells it from none.
-        """
+        """Return the partition key of the query string, or None; ``keyed`` tells the empty key from none."""
         key = self.text("key")
         if key is None and not self.text("keyed"):
             return None
@@ -132,11 +129,7 @@ class MessagesPage(Page):
     def _containing(
         self, session: Session, text: str, topic: str, key: str | None, before: int | None
     ) -> tuple[MessageListing, str]:
-        """Search a text in the newest messages of a topic.
-
-        Returns:
-            What was found, and what was searched.
-        """
+        """Search a text in the newest messages of a topic; return what was found, and what was searched."""
         if len(text) > TEXT_LENGTH:
             raise BadQuery(_("The text to search is too long: at most %(most)s characters.") % {"most": TEXT_LENGTH})
         if not self.may_see_payloads:
