@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shlex
 from collections.abc import Collection, Sequence
@@ -12,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_mysqlqueue import operations
-from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, Editable, editable
+from django_mysqlqueue.admin.contents import EDITED_CHARACTERS, editable
 from django_mysqlqueue.admin.diffs import DiffLine, unified
 from django_mysqlqueue.admin.formatting import json_lines, moment
 from django_mysqlqueue.admin.operations.base import (
@@ -26,7 +27,7 @@ from django_mysqlqueue.admin.operations.base import (
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters, error_kinds
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
-from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
+from django_mysqlqueue.inspection.dead_letters import DeadLetterMatches
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.operations.results import Result
 from django_mysqlqueue.options import job_queues
@@ -72,6 +73,8 @@ class DeadLettersOperation(LimitedOperation):
     form: ClassVar[type[ReasonForm]] = MatchingForm
     command: ClassVar[str]
     """Management command that does the same without limits."""
+    options: ClassVar[Sequence[str]] = ()
+    """Its further options, which the form has, too."""
     bounds: ClassVar[Bounds] = PAGES
 
     def subject(self) -> str:
@@ -157,15 +160,11 @@ class DeadLettersOperation(LimitedOperation):
             ("since", _iso(wanted.since)),
             ("until", _iso(wanted.until)),
             ("database", self.using if len(queue_aliases()) > 1 else None),
-            *self.options(),
+            *((name, self.values.get(name)) for name in self.options),
         ):
             if value is not None:
                 parts += [f"--{name}={value}"] if str(value).startswith("-") else [f"--{name}", str(value)]
         return shlex.join(parts)
-
-    def options(self) -> list[tuple[str, object]]:
-        """Return further options of the command."""
-        return []
 
 
 def _iso(milliseconds: int | None) -> str | None:
@@ -178,6 +177,7 @@ class Redrive(DeadLettersOperation):
     name = "redrive"
     label = gettext_lazy("Redrive all matching dead letters")
     command = "queueredrive"
+    options = ("rate",)
     operation = staticmethod(redriving.redrive_found)
     fields: ClassVar = {
         "rate": forms.FloatField(
@@ -189,27 +189,18 @@ class Redrive(DeadLettersOperation):
     }
 
     @property
-    def rate(self) -> float | None:
-        """The maximum number of messages per second, or None."""
-        rate: float | None = self.values.get("rate")
-        return rate
-
-    @property
     def most(self) -> int:
-        return super().most if self.rate is None else max(1, min(super().most, int(self.rate * SECONDS)))
-
-    def options(self) -> list[tuple[str, object]]:
-        return [("rate", self.rate)]
+        rate = self.values.get("rate")
+        return super().most if rate is None else max(1, min(super().most, int(rate * SECONDS)))
 
     def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), "rate": self.rate}
+        return {**super().arguments(), "rate": self.values.get("rate")}
 
     def preview(self) -> list[str]:
-        takes = _("This takes about %(seconds)s seconds.")
-        return [
-            *super().preview(),
-            *([takes % {"seconds": round(len(self.chosen) / self.rate)}] if self.rate else []),
-        ]
+        said = super().preview()
+        if rate := self.values.get("rate"):
+            said.append(_("This takes about %(seconds)s seconds.") % {"seconds": round(len(self.chosen) / rate)})
+        return said
 
 
 declare(
@@ -229,10 +220,8 @@ class Discard(DeadLettersOperation):
     dangerous = True
     needs_reason = True
     command = "queuediscard"
+    options = ("reason",)
     operation = staticmethod(redriving.discard_found)
-
-    def options(self) -> list[tuple[str, object]]:
-        return [("reason", self.values["reason"])]
 
 
 declare(
@@ -273,33 +262,18 @@ class EditForm(ReasonForm):
         return values
 
     def clean_payload(self) -> str:
-        """Return the payload's text."""
         text = str(self.cleaned_data["payload"])
         stored, edited = self.dead_letter, self.editable
         assert stored is not None and edited is not None  # noqa: S101, PT018  # otherwise there is no such field
         try:
             body, _kept = messages.encode_body(edited.parse(text), stored.metadata)
-            same = body == _encoded(edited, stored)
         except (ValueError, InvalidMessage) as error:
             raise forms.ValidationError(str(error)) from error
-        if same:
-            raise forms.ValidationError(_("The payload is unchanged. Edit it, or redrive the dead letter unchanged."))
+        with contextlib.suppress(ValueError, InvalidMessage):  # What is stored might be refused today.
+            if body == messages.encode_body(edited.parse(edited.text), stored.metadata)[0]:
+                text = _("The payload is unchanged. Edit it, or redrive the dead letter unchanged.")
+                raise forms.ValidationError(text)
         return text
-
-
-def _encoded(edited: Editable, stored: DeadLetter) -> bytes | None:
-    """Return the unchanged payload as it would be stored, or None if it would be refused."""
-    try:
-        return messages.encode_body(edited.parse(edited.text), stored.metadata)[0]
-    except (ValueError, InvalidMessage):
-        return None
-
-
-def _normalized(stored: Editable, text: str) -> str:
-    """Return an edited text with the line endings, and for JSON the indentation, of the stored one."""
-    value = stored.parse(text)
-    lines = None if isinstance(value, bytes) else json_lines(value, most=EDITED_CHARACTERS)
-    return text.replace("\r\n", "\n") if lines is None else lines
 
 
 class Edit(AdminOperation):
@@ -318,8 +292,11 @@ class Edit(AdminOperation):
         return _("dead letter %(offset)s") % {"offset": self.values["offset"]}
 
     def diff(self) -> list[DiffLine]:
-        stored = self.bound.editable
-        return unified(stored.text, _normalized(stored, self.values["payload"]))
+        stored, text = self.bound.editable, self.values["payload"]
+        value = stored.parse(text)
+        # With the line endings, and for JSON the indentation, of the stored one.
+        lines = None if isinstance(value, bytes) else json_lines(value, most=EDITED_CHARACTERS)
+        return unified(stored.text, text.replace("\r\n", "\n") if lines is None else lines)
 
     def operate(self, **how: Any) -> Result:
         payload = self.bound.editable.parse(self.values["payload"])
