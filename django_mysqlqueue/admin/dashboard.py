@@ -35,14 +35,10 @@ class DashboardAdmin(_ModelAdmin):
     own admin site, register ``django_mysqlqueue.models.Dashboard`` with this class there.
     """
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_change_permission = has_delete_permission = has_add_permission
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return True if the user may view the dashboard, or at least one topic in it."""

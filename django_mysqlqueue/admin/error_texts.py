@@ -27,7 +27,7 @@ class ErrorTexts:
         """Return a whole error, or its whole last line; empty if there is none."""
         if not text:
             return ""
-        return redacted(text, topic=topic, kind="error") if self.shows(topic) else _hidden()
+        return redacted(text, topic=topic, kind="error") if self.shows(topic) else _("(errors of jobs are hidden)")
 
     def line(self, line: str, topic: str, cut: bool) -> str:  # noqa: FBT001
         """Return the last line of an error.
@@ -40,7 +40,3 @@ class ErrorTexts:
         if cut and get_settings().redact is not None and self.shows(topic):
             return _("(line too long to redact)")
         return self.whole(line, topic)
-
-
-def _hidden() -> str:
-    return _("(errors of jobs are hidden)")

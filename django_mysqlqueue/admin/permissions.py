@@ -64,16 +64,12 @@ def _visible(request: HttpRequest) -> Visible:
         if isinstance(known, Unread):
             # The index of the admin must not fail because of one of the databases.
             unread[alias] = known
-            topics[alias] = visible_topics(request.user, _configured(alias) if len(aliases) > 1 else ())
+            names = get_settings().topics.names() if len(aliases) > 1 else ()
+            topics[alias] = visible_topics(request.user, [name for name in names if queue_alias(topic=name) == alias])
         else:
             topics[alias] = visible_topics(request.user, known)
     shown = {alias: found for alias, found in topics.items() if found}
     return Visible(shown, {alias: one for alias, one in unread.items() if alias in shown})
-
-
-def _configured(alias: str) -> list[str]:
-    """Return the topics of a database that ``TOPICS`` names."""
-    return [name for name in get_settings().topics.names() if queue_alias(topic=name) == alias]
 
 
 def databases_to_view(request: HttpRequest) -> list[str]:

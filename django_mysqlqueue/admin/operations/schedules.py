@@ -26,6 +26,8 @@ from django_mysqlqueue.schedules import editing, registry
 from django_mysqlqueue.schedules.definitions import ALL, LATEST, QUEUE, SKIP
 from django_mysqlqueue.service.databases import queue_alias
 
+NEEDED = (VIEW, EDIT_SCHEDULES)
+
 
 class ScheduleForm(ReasonForm):
     """The fields of a schedule that people make."""
@@ -156,7 +158,7 @@ class EditRecurring(AdminOperation):
     name = "edit-recurring"
     label = gettext_lazy("Edit a schedule")
     form = EditScheduleForm
-    permissions = (VIEW, EDIT_SCHEDULES, SEE_PAYLOADS)
+    permissions = (*NEEDED, SEE_PAYLOADS)
     operation = staticmethod(operations.update_recurring)
     renamed: ClassVar = {"schedule": "name"}
     named = "schedule"
@@ -193,22 +195,19 @@ def _check_task(request: HttpRequest, form: Any) -> str:
     path = form.cleaned_data.get("task") or ""
     topic = editing.topic_of(path)
     # Who may schedule all tasks is told by the operation why one of them cannot run.
-    if _may(request, topic or None):
+    if may(request, topic or None, *NEEDED):
         return _suggest(request, form)
     queues = job_queues.find() if job_queues.find is not None else ()
-    demand(any(_may(request, one) for one in queues))
+    demand(any(may(request, one, *NEEDED) for one in queues))
     _suggest(request, form)
     return _("There is no task %(task)s that you may schedule.") % {"task": path} if path else ""
 
 
 def _suggest(request: HttpRequest, form: Any) -> str:
     known = registry.known_tasks() if registry.known_tasks is not None else ()
-    form.suggestions = tuple(path for path in known if (topic := editing.topic_of(path)) and _may(request, topic))
+    topics = {path: editing.topic_of(path) for path in known}
+    form.suggestions = tuple(path for path, topic in topics.items() if topic and may(request, topic, *NEEDED))
     return ""
-
-
-def _may(request: HttpRequest, topic: str | None) -> bool:
-    return may(request, topic, VIEW, EDIT_SCHEDULES)
 
 
 def _shown(stored: recurring.Stored) -> dict[str, str]:

@@ -278,19 +278,16 @@ class Page:
             with self.reading():
                 if (topic := self.text("topic")) is not None:
                     self._demand_topic(topic)
-                exported = None
+                is_export = self.exports and self.text("format") == "csv"
                 try:
-                    if self.exports and self.text("format") == "csv":
-                        exported, found = self.export(), {}
-                    else:
-                        found = self.context()
+                    found = self.export() if is_export else self.context()
                 except BadQuery:
                     # Of a message that does not exist, too: otherwise, others could be told from those that do.
                     self._demand_topic(self.about)
                     raise
                 self._demand_topic(self.about)
-                if exported is not None:
-                    return csv_export.response(exported)
+                if isinstance(found, Export):
+                    return csv_export.response(found)
                 # Render here, so that the time limit covers queries of the template.
                 return self._response(found).render()
         except BadQuery as error:

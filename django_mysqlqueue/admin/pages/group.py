@@ -25,7 +25,7 @@ from django_mysqlqueue.inspection import (
     partitions,
 )
 from django_mysqlqueue.inspection.bounds import Bounds
-from django_mysqlqueue.inspection.causes import QueueState, state_of
+from django_mysqlqueue.inspection.causes import state_of
 from django_mysqlqueue.inspection.subscribers import mean_handler_ms, read_busy
 from django_mysqlqueue.inspection.trends import (
     SETTLED_MINUTES,
@@ -74,7 +74,8 @@ class GroupPage(Page):
         return {
             "group": group,
             "is_of_jobs": is_of_jobs(ref),
-            "banner": _banner(state),
+            # The causes follow at once, the worst first, so the banner does not repeat it.
+            "banner": Banner(replace(state.status, text="", advice="") if state.causes else state.status),
             **causes.split(
                 [self._without_self(one) for one in causes.shown(self.dashboard, state.causes, now, self.errors)]
             ),
@@ -142,11 +143,6 @@ class GroupPage(Page):
 def _counted(partition: Partition, group: GroupOverview) -> Partition:
     """Return a partition with the group's own count: that of the partition stops after messages for others, too."""
     return partition if partition.lag.exact else replace(partition, lag=group.backlog_of(partition.key))
-
-
-def _banner(state: QueueState) -> Banner:
-    """Return the banner. The causes follow at once, the worst first, so the banner does not repeat it."""
-    return Banner(replace(state.status, text="", advice="") if state.causes else state.status)
 
 
 def _handlers(session: Session, group: GroupOverview, now: int, bounds: Bounds) -> str:

@@ -115,14 +115,9 @@ class MessagesPage(Page):
         key = self.text("key")
         if key is None and not self.text("keyed"):
             return None
-        return self._lane(key or "")
-
-    def _lane(self, key: str) -> str:
         priority = self.number("priority", minimum=LOWEST_PRIORITY)
-        if priority is None:
-            return key
         try:
-            return lane(key, check_priority(priority))
+            return (key or "") if priority is None else lane(key or "", check_priority(priority))
         except InvalidMessage as error:
             raise BadQuery(str(error)) from None
 
