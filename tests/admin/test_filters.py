@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, operations, publish, publish_many, subscriber
-from django_mysqlqueue.admin.operations.groups import OverrideForm
+from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, life, page
@@ -289,7 +289,7 @@ def test_a_form_refuses_a_filter_with_the_rule(client, no_handlers):
     long = {"region": [f"region-{n}" for n in range(300)]}
     confirm(client, "override", group="g", topic="t", option="filter", value=json.dumps(long))
     assert parse(long).as_json() == ConsumerGroup.objects.get().overrides["filter"]["value"]
-    assert OverrideForm.base_fields["value"].widget.attrs["rows"] == 2
+    assert OPERATIONS["override"].form.base_fields["value"].widget.attrs["rows"] == 2
 
 
 def test_a_problem_links_to_the_group(client):

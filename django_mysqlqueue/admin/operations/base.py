@@ -35,6 +35,7 @@ from django_mysqlqueue.admin.permissions import (
 )
 from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
+from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.models import Dashboard
 from django_mysqlqueue.names.rules import KEY_LENGTH
 from django_mysqlqueue.operations.results import Result
@@ -55,10 +56,7 @@ class RowsField(forms.Field):
     """Rows selected in a list, as repeated JSON values of one type."""
 
     widget = forms.MultipleHiddenInput
-
-    def __init__(self, kind: type, **options: Any) -> None:
-        super().__init__(**options)
-        self._kind = kind
+    kind: ClassVar[type] = str
 
     def to_python(self, value: Any) -> list[Any]:
         try:
@@ -66,23 +64,21 @@ class RowsField(forms.Field):
             json.dumps(found, ensure_ascii=False).encode()  # no database accepts a lone surrogate
         except (TypeError, ValueError, RecursionError):
             found = [None]
-        if not all(type(one) is self._kind for one in found):
+        if not all(type(one) is self.kind for one in found):
             text = ", ".join(map(str, value))[:200]
             raise ValidationError(_("The selection is invalid: %(value)s.") % {"value": text})
         return found
 
     def validate(self, value: Any) -> None:
-        if self.required and not value:
+        if not value:
             raise ValidationError(_("Nothing is selected."))
 
 
 class IdsField(RowsField):
     """Selected rows that are named by positive integers, at most ``most``."""
 
+    kind = int
     most = 2000
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(int, **options)
 
     def validate(self, value: Any) -> None:
         super().validate(value)
@@ -282,11 +278,8 @@ class RowsOperation(AdminOperation):
     form = ReasonForm
     counted: ClassVar[Any]
     """The text for a number of rows."""
-
-    @staticmethod
-    def topics_of(using: str, rows: Sequence[Any]) -> Collection[str]:
-        """Return the topics of those rows that still exist: others are not changed."""
-        raise NotImplementedError
+    topics_of: ClassVar[Callable[..., Collection[str]]]
+    """Returns the topics of those rows of a database that still exist: others are not changed."""
 
     @classmethod
     def topics(cls, form: Any) -> Collection[str] | None:
@@ -294,13 +287,14 @@ class RowsOperation(AdminOperation):
         return (cls.topics_of(form.using, rows) or None) if rows else None
 
     def subject(self) -> str:
-        number = len(self.values["row"])
-        return str(self.counted % {"number": number})
+        return str(self.counted % {"number": len(self.values["row"])})
 
 
 class LimitedOperation(AdminOperation):
     """An operation on what matches a page. One request changes only the oldest ``most`` rows."""
 
+    bounds: ClassVar[Bounds] = PAGES
+    """Those of the page."""
     rest: ClassVar[Any] = gettext_lazy(
         "One request changes the oldest %(most)s. Remaining: %(left)s. Repeat the operation for these."
     )

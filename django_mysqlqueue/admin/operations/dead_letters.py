@@ -26,7 +26,6 @@ from django_mysqlqueue.admin.operations.base import (
 )
 from django_mysqlqueue.exceptions import InvalidMessage, OperationRefused
 from django_mysqlqueue.inspection import dead_letters, error_kinds
-from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import DeadLetterMatches
 from django_mysqlqueue.operations import redriving
 from django_mysqlqueue.operations.results import Result
@@ -44,11 +43,7 @@ FOREVER = 2**62
 """Largest valid time, in epoch milliseconds."""
 
 
-class SelectedForm(ReasonForm):
-    """The form with selected dead letters."""
-
-    topic = forms.CharField(widget=forms.HiddenInput)
-    row = IdsField()
+SELECTED = {"topic": forms.CharField(widget=forms.HiddenInput), "row": IdsField()}
 
 
 class MatchingForm(ReasonForm):
@@ -75,7 +70,6 @@ class DeadLettersOperation(LimitedOperation):
     """Management command that does the same without limits."""
     options: ClassVar[Sequence[str]] = ()
     """Its further options, which the form has, too."""
-    bounds: ClassVar[Bounds] = PAGES
 
     def subject(self) -> str:
         wanted = self.selection()
@@ -208,7 +202,8 @@ declare(
     gettext_lazy("Redrive selected dead letters"),
     redriving.redrive_found,
     base=Redrive,
-    form=SelectedForm,
+    form=ReasonForm,
+    fields=SELECTED,
 )
 
 
@@ -229,7 +224,8 @@ declare(
     gettext_lazy("Discard selected dead letters"),
     redriving.discard_found,
     base=Discard,
-    form=SelectedForm,
+    form=ReasonForm,
+    fields=SELECTED,
 )
 
 

@@ -14,7 +14,6 @@ from django_mysqlqueue.admin.operations.base import LimitedOperation, declare
 from django_mysqlqueue.admin.operations.groups import RESET_ATTEMPTS
 from django_mysqlqueue.exceptions import OperationRefused
 from django_mysqlqueue.inspection import error_kinds
-from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.operations import dead_lettering, retrying
 from django_mysqlqueue.sql.session import Session
 
@@ -28,7 +27,6 @@ class ErrorOperation(LimitedOperation):
         # Offset of the newest message on the page: newer ones are not changed.
         "upto": forms.IntegerField(widget=forms.HiddenInput, min_value=1),
     }
-    bounds: ClassVar[Bounds] = PAGES
     moved: ClassVar[bool]
     """Whether it changes jobs that wait for long, in the outbox."""
 

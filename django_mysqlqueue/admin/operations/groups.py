@@ -61,7 +61,7 @@ declare(
     "release",
     gettext_lazy("Release leases"),
     operations.release,
-    fields={"row": RowsField(str)},
+    fields={"row": RowsField()},
     renamed={"row": "keys"},
 )
 
@@ -183,27 +183,23 @@ declare(
 )
 
 
-class OverrideForm(GroupForm):
-    """The form of an override."""
-
-    option = forms.ChoiceField(label=gettext_lazy("Option"), choices=[(name, name) for name in OVERRIDABLE])
-    value = forms.CharField(
-        label=gettext_lazy("Value"),
-        max_length=MAX_POLICY_BYTES,
-        widget=forms.Textarea(attrs={"rows": 2, "cols": 60, "dir": "ltr"}),
-        help_text=gettext_lazy(
-            "For example 100, 30s, 5m or none (no limit, no filter). For backoff, for example "
-            'initial=1s,factor=2,maximum=1h,jitter=0.1; for filter, JSON such as {"region": ["eu"]}.'
-        ),
-    )
-
-
 class OverrideOption(AdminOperation):
     """Override an option of a group."""
 
     name = "override"
     label = gettext_lazy("Override option")
-    form = OverrideForm
+    fields: ClassVar = {
+        "option": forms.ChoiceField(label=gettext_lazy("Option"), choices=[(name, name) for name in OVERRIDABLE]),
+        "value": forms.CharField(
+            label=gettext_lazy("Value"),
+            max_length=MAX_POLICY_BYTES,
+            widget=forms.Textarea(attrs={"rows": 2, "cols": 60, "dir": "ltr"}),
+            help_text=gettext_lazy(
+                "For example 100, 30s, 5m or none (no limit, no filter). For backoff, for example "
+                'initial=1s,factor=2,maximum=1h,jitter=0.1; for filter, JSON such as {"region": ["eu"]}.'
+            ),
+        ),
+    }
     operation = staticmethod(operations.settings)
 
     def arguments(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from django import forms
@@ -34,10 +34,7 @@ class QuarantineOperation(RowsOperation):
     fields: ClassVar = {"row": IdsField()}
     renamed: ClassVar = {"row": "rows"}
     counted = ngettext_lazy("%(number)s quarantined message", "%(number)s quarantined messages", "number")
-
-    @staticmethod
-    def topics_of(using: str, rows: Sequence[Any]) -> Collection[str]:
-        return set(quarantine.topics(Session(using), rows).values())
+    topics_of = staticmethod(lambda using, rows: set(quarantine.topics(Session(using), rows).values()))
 
     def operate(self, **how: Any) -> Result:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 from django import forms
@@ -36,10 +36,7 @@ class ScheduledOperation(RowsOperation):
     fields: ClassVar = {"row": IdsField()}
     renamed: ClassVar = {"row": "rows", "time": "deliver_at"}
     counted = ngettext_lazy("%(number)s scheduled message", "%(number)s scheduled messages", "number")
-
-    @staticmethod
-    def topics_of(using: str, rows: Sequence[Any]) -> Collection[str]:
-        return scheduled.topics_of(Session(using), rows)
+    topics_of = staticmethod(lambda using, rows: scheduled.topics_of(Session(using), rows))
 
 
 declare("cancel", gettext_lazy("Cancel scheduled messages"), cancel_rows, base=ScheduledOperation, dangerous=True)
@@ -66,13 +63,10 @@ class CancelJobs(RowsOperation):
     label = gettext_lazy("Cancel jobs")
     dangerous = True
     operation = staticmethod(jobs.cancel_jobs)
-    fields: ClassVar = {"row": RowsField(str)}
+    fields: ClassVar = {"row": RowsField()}
     renamed: ClassVar = {"row": "ids"}
     counted = ngettext_lazy("%(number)s job", "%(number)s jobs", "number")
-
-    @staticmethod
-    def topics_of(using: str, rows: Sequence[Any]) -> Collection[str]:
-        return jobs.topics_of(using, rows)
+    topics_of = staticmethod(jobs.topics_of)
 
     def subject(self) -> str:
         rows = self.values["row"]
@@ -109,19 +103,15 @@ class CancelTask(AdminOperation):
         return [text % {"most": f"{self.most:,}", "command": line}]
 
 
-class ForgetSubscriber(AdminOperation):
-    """Forget a lost subscriber."""
-
-    name = "forget"
-    label = gettext_lazy("Forget a lost subscriber")
-    operation = staticmethod(operations.forget)
-    form = ReasonForm
-    fields: ClassVar = {"subscriber": forms.CharField(widget=forms.HiddenInput)}
-    named = "subscriber"
-
-    @classmethod
-    def topics(cls, form: Any) -> None:
-        return None  # a subscriber may work for several topics
+declare(
+    "forget",
+    gettext_lazy("Forget a lost subscriber"),
+    operations.forget,
+    form=ReasonForm,
+    fields={"subscriber": forms.CharField(widget=forms.HiddenInput)},
+    named="subscriber",
+    topics=classmethod(lambda cls, form: None),  # A subscriber may work for several topics.
+)
 
 
 class ScheduleOperation(AdminOperation):
