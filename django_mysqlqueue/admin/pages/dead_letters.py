@@ -35,7 +35,6 @@ from django_mysqlqueue.sql.session import Session, pieces
 
 RELATED_LOOKED_UP = 20
 """Maximum number of related messages to look up."""
-ERROR_SHOWN = dead_letters.LINE
 
 Outcome = DeliveryEvent.Outcome
 GOOD = {Outcome.ACKED, Outcome.REDRIVEN, Outcome.REPLACED}
@@ -205,10 +204,8 @@ class DeadLetterPage(Page):
             if (event.offset == offset and event.outcome in operators)
             or (found is not None and event.offset != offset and event.ref == found.listed.ref)
         ]
-        shown = self._events(session, events)
-        if found is None:
-            return {"offset": offset, "dead_letter": None, "events": shown}
-        return {"offset": offset, "dead_letter": found, "events": shown, **self._facts(found)}
+        facts = {} if found is None else self._facts(found)
+        return {"offset": offset, "dead_letter": found, "events": self._events(session, events), **facts}
 
     def _facts(self, dead_letter: DeadLetter) -> dict[str, Any]:
         listed = dead_letter.listed
@@ -239,7 +236,7 @@ class DeadLetterPage(Page):
                 link = self.dashboard.url(page, offset=became[event.event_id])
             # Redact the whole line before cutting it: REDACT might not recognize a part of what it hides.
             topic = first_topic(event.ref.topic)
-            error = self.errors.whole(last_line(event.error), topic)[-ERROR_SHOWN:]
+            error = self.errors.whole(last_line(event.error), topic)[-dead_letters.LINE :]
             css = "mq-life-good" if event.outcome in GOOD else "mq-life-bad" if event.outcome in BAD else ""
             outcome = str(dict(Outcome.choices).get(event.outcome, event.outcome))
             found.append(EventRow(event, outcome, css, error, link))

@@ -14,7 +14,6 @@ from django_mysqlqueue.inspection import ScheduledMessage, jobs, list_scheduled,
 from django_mysqlqueue.inspection.scheduled import ScheduledContent, ScheduledListing
 from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.service.counts import Count
-from django_mysqlqueue.sql.session import Session
 
 PLACE = re.compile(r"([0-9]{1,19})_(-?[0-9]{1,3})_([0-9]{1,19})")
 """A position in the list: the time, the negative priority, and the primary key."""
@@ -46,8 +45,19 @@ class ScheduledPage(Page):
         session = self.session
         now = session.now()
         topic = self.about = self.text("topic")
-        needs_topic = self.text("id") is not None and topic is None
-        found = ScheduledListing((), None, whole=True) if needs_topic else self._found(session, topic)
+        message_id = self.text("id")
+        if message_id is None:
+            found = list_scheduled(
+                topic=topic,
+                task=self.text("task"),
+                after=self._after(),
+                limit=PAGE_ROWS,
+                using=self.using,
+                bounds=self.bounds,
+            )
+        else:
+            with_id = () if topic is None else scheduled.with_id(session, topic, message_id)
+            found = ScheduledListing(tuple(with_id), None, whole=True)
         seen = self.with_payloads(row.topic for row in found.rows)
         said: dict[int, ScheduledContent] = {}
         if seen:
@@ -59,7 +69,7 @@ class ScheduledPage(Page):
             topics.append((topic, Count(0)))
         return {
             "topics": topics,
-            "needs_topic": needs_topic,
+            "needs_topic": message_id is not None and topic is None,
             "now": now,
             "rows": [
                 self._row(message, said.get(message.outbox_id), is_job=message.message_id in of_jobs)
@@ -72,22 +82,6 @@ class ScheduledPage(Page):
             "next_place": None if found.after is None else "_".join(map(str, found.after)),
             "may_see_payloads": bool(seen) or self.may_see_payloads,
         }
-
-    def _found(self, session: Session, topic: str | None) -> ScheduledListing:
-        """Return the page of the list, or the messages with the id of the query string."""
-        message_id = self.text("id")
-        if message_id is None:
-            after = self._after()
-            return list_scheduled(
-                topic=topic,
-                task=self.text("task"),
-                after=after,
-                limit=PAGE_ROWS,
-                using=self.using,
-                bounds=self.bounds,
-            )
-        assert topic is not None  # noqa: S101  # the caller has checked
-        return ScheduledListing(tuple(scheduled.with_id(session, topic, message_id)), None, whole=True)
 
     def _after(self) -> tuple[int, int, int] | None:
         text = self.text("after")
