@@ -94,10 +94,12 @@ class DashboardAdmin(_ModelAdmin):
 
     def operate(self, request: HttpRequest, name: str) -> HttpResponse:
         """Ask for confirmation of an operation, and run it on a confirmed POST."""
-        from django_mysqlqueue.admin import operations
+        from django_mysqlqueue.admin.operations import OPERATIONS, respond
 
         demand(self.has_view_permission(request))
-        return operations.respond(self._context(request), request, name)
+        if name not in OPERATIONS:
+            raise Http404(name)
+        return respond(self._context(request), request, OPERATIONS[name])
 
     def _context(self, request: HttpRequest) -> DashboardContext:
         from django_mysqlqueue.admin.pages import TABS

@@ -17,7 +17,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import Error
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.utils import timezone
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
@@ -335,14 +335,8 @@ class LimitedOperation(AdminOperation):
         return ""
 
 
-def respond(dashboard: DashboardContext, request: HttpRequest, name: str) -> HttpResponse:
+def respond(dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:
     """Return the confirmation page, or on a confirmed POST run the operation, if it was previewed, and redirect."""
-    if name not in OPERATIONS:
-        raise Http404(name)
-    return _respond(dashboard, request, OPERATIONS[name])
-
-
-def _respond(dashboard: DashboardContext, request: HttpRequest, operation: type[AdminOperation]) -> HttpResponse:
     posted = request.method == "POST"
     given = (request.POST if posted else request.GET).copy()
     for name, field in operation.form.base_fields.items():

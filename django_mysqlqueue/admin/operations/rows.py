@@ -129,12 +129,9 @@ class ScheduleOperation(AdminOperation):
         return [topic] if topic else None
 
 
-for _name, _label, _operation in (
-    ("run-recurring", gettext_lazy("Run a schedule now"), operations.run_recurring),
-    ("pause-recurring", gettext_lazy("Pause a schedule"), operations.pause_recurring),
-    ("resume-recurring", gettext_lazy("Resume a schedule"), operations.resume_recurring),
-):
-    declare(_name, _label, _operation, base=ScheduleOperation)
+declare("run-recurring", gettext_lazy("Run a schedule now"), operations.run_recurring, base=ScheduleOperation)
+declare("pause-recurring", gettext_lazy("Pause a schedule"), operations.pause_recurring, base=ScheduleOperation)
+declare("resume-recurring", gettext_lazy("Resume a schedule"), operations.resume_recurring, base=ScheduleOperation)
 
 
 class DeleteRecurring(ScheduleOperation):
