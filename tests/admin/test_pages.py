@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
 
 import pytest
+from django.apps import apps
 from django.contrib.auth.models import User
 from django.urls import resolve
 
 from django_mysqlqueue import publish
+from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, page, query_of
@@ -19,6 +22,7 @@ from tests.support.internals import GroupRef, heartbeats
 from tests.support.scenarios import dead_letters, log
 
 PLACES = [one.name for one in PAGES]
+TEMPLATES = Path(apps.get_app_config("django_mysqlqueue").path, "templates")
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -30,6 +34,14 @@ def test_every_page_opens_on_an_empty_queue(client, name):
 
 def test_there_are_no_other_pages(client):
     assert client.get(f"{ROOT}nosuch/").status_code == 404
+
+
+@pytest.mark.parametrize(("tag", "names"), [("url", PLACES), ("do", OPERATIONS), ("action", OPERATIONS)])
+def test_links_of_templates_lead_to_pages_and_operations(tag, names):
+    text = "".join(one.read_text() for one in TEMPLATES.rglob("*.html"))
+    found = set(re.findall(rf'{{% queue_{tag} "([\w-]+)"', text))
+    assert found
+    assert found <= set(names)
 
 
 def test_the_admin_index_leads_there(client):
