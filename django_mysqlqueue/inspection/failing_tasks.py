@@ -25,6 +25,9 @@ SCHEDULED = 2500
 ENDED = 1000
 """Number of the newest results of each status that are read, of all queues together."""
 
+_Successes = defaultdict[tuple[str, str], int]
+"""By queue and task, the time after which certainly no job has succeeded."""
+
 
 @dataclass(frozen=True, slots=True)
 class FailingTasks:
@@ -66,38 +69,16 @@ class _Failures:
         return last - min(self.times) >= SPAN_MS and (last >= recent or bool(self.error or self.moved))
 
 
-class _Ended(NamedTuple):
-    """A job that has ended."""
+class _Job(NamedTuple):
+    """A job that has failed and ended, or waits for long: in the order of the columns that are read."""
 
     task: str
     queue: str
     at: int
+    """When it ended or, of one that waits, when its last attempt that counts started."""
     id: str
-    is_attempted: bool
-
-
-class _Moved(NamedTuple):
-    """A job that waits for its next attempt among the scheduled messages."""
-
-    task: str
-    queue: str
-    at: int
-    """When its last attempt that counts started."""
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Successes:
-    """When the last job of each task succeeded."""
-
-    at: Mapping[tuple[str, str], int]
-    """By queue and task."""
-    known_from: int
-    """Successes before this time were not read."""
-
-    def since(self, queue: str, task: str) -> int:
-        """Return the time after which certainly no job has succeeded."""
-        return self.at.get((queue, task), self.known_from)
+    attempted_at: int = 0
+    """When the last attempt of one that has ended started; 0: it had none."""
 
 
 def find(session: Session, started: Mapping[GroupRef, int], *, least: int, recent: int) -> dict[GroupRef, FailingTasks]:
@@ -111,22 +92,22 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int, recen
         return {}
     first = min(started.values())
     good, bad = (_ended(session, status, first) for status in (SUCCESSFUL, FAILED))
-    last = {(one.queue, one.task): one.at for one in reversed(good)}
-    successes = _Successes(last, good[-1].at if len(good) >= ENDED else 0)
+    known_from = good[-1].at if len(good) >= ENDED else 0
+    succeeded = defaultdict(lambda: known_from, {(one.queue, one.task): one.at for one in reversed(good)})
     moved, is_read = _moved(session, started)
     found = {}
     for ref, begin in list(started.items())[:GROUPS]:
         of_task: defaultdict[str, _Failures] = defaultdict(_Failures)
-        _add_ended(of_task, ref, [one for one in bad if one.is_attempted and one.at > begin], successes)
-        is_whole = _add_waiting(session, of_task, ref, begin, successes) and is_read
-        _add_moved(of_task, ref, [one for one in moved if one.at > begin], successes)
+        _add(of_task, ref, [one for one in bad if one.attempted_at and one.at > begin], succeeded)
+        is_whole = _add_waiting(session, of_task, ref, begin, succeeded) and is_read
+        _add(of_task, ref, [one for one in moved if one.at > begin], succeeded)
         chosen = {task: failures for task, failures in of_task.items() if failures.is_task(least, recent)}
         if chosen:
             found[ref] = _summary(session, chosen, exact=is_whole and len(bad) < ENDED)
     return found
 
 
-def _ended(session: Session, status: str, after: int) -> list[_Ended]:
+def _ended(session: Session, status: str, after: int) -> list[_Job]:
     """Return jobs that have ended after a time, the last first."""
     rows = session.rows(
         "SELECT task_path, queue_name, finished_at, id, last_attempted_at "
@@ -134,22 +115,25 @@ def _ended(session: Session, status: str, after: int) -> list[_Ended]:
         "WHERE status = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT %s",
         (status, after, ENDED),
     )
-    return [_Ended(task, queue, at, job, attempted_at > 0) for task, queue, at, job, attempted_at in rows]
+    return [_Job(*row) for row in rows]
 
 
-def _add_ended(of_task: Mapping[str, _Failures], ref: GroupRef, ended: Iterable[_Ended], successes: _Successes) -> None:
-    """Add the jobs that have failed since the last success of their task."""
+def _add(of_task: Mapping[str, _Failures], ref: GroupRef, jobs: Iterable[_Job], succeeded: _Successes) -> None:
+    """Add the last failures of jobs of a queue since the last success of their task."""
     queue = ref.topic.removeprefix(JOB_PREFIX)
-    for one in ended:
-        if one.queue == queue and one.at > successes.since(queue, one.task):
+    for one in jobs:
+        if one.queue == queue and one.at > succeeded[queue, one.task]:
             failures = of_task[one.task]
-            failures.ended = failures.ended or one.id
             failures.jobs.add(one.id)
             failures.times.append(one.at)
+            if one.attempted_at:
+                failures.ended = failures.ended or one.id
+            else:
+                failures.moved = failures.moved or one.id
 
 
 def _add_waiting(
-    session: Session, of_task: Mapping[str, _Failures], ref: GroupRef, begin: int, successes: _Successes
+    session: Session, of_task: Mapping[str, _Failures], ref: GroupRef, begin: int, succeeded: _Successes
 ) -> bool:
     """Add the failed attempts of jobs that wait for another one; return whether all of these jobs were read."""
     queue = ref.topic.removeprefix(JOB_PREFIX)
@@ -157,7 +141,7 @@ def _add_waiting(
     times = failed_at(session, ref, [one.offset for one in waiting])
     for one in waiting:
         task = job_results.task_of(ref, one.partition)
-        since = max(begin, successes.since(queue, task))
+        since = max(begin, succeeded[queue, task])
         if failed := [at for at in times.get(one.offset, ()) if at > since]:
             failures = of_task[task]
             failures.jobs.add(one.offset)
@@ -166,25 +150,14 @@ def _add_waiting(
     return is_whole
 
 
-def _moved(session: Session, refs: Collection[GroupRef]) -> tuple[list[_Moved], bool]:
-    """Return jobs of queues that have failed and wait for long, and whether these are all."""
+def _moved(session: Session, refs: Collection[GroupRef]) -> tuple[list[_Job], bool]:
+    """Return jobs of queues that have failed and wait for long, with settled messages, and whether these are all."""
     topics = {ref.topic for ref in refs}
     jobs, is_whole = failed_ones(session, most=SCHEDULED)
     select = "SELECT s.task_path, s.queue_name, s.last_attempted_at, s.id"
     joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
     rows = session.joined(select, "i", [one.id for one in jobs if one.topic in topics], joins)
-    return [_Moved(*row) for row in rows], is_whole
-
-
-def _add_moved(of_task: Mapping[str, _Failures], ref: GroupRef, moved: Iterable[_Moved], successes: _Successes) -> None:
-    """Add the last failures of jobs that wait for long, whose messages have been settled."""
-    queue = ref.topic.removeprefix(JOB_PREFIX)
-    for one in moved:
-        if one.queue == queue and one.at > successes.since(queue, one.task):
-            failures = of_task[one.task]
-            failures.jobs.add(one.id)
-            failures.times.append(one.at)
-            failures.moved = failures.moved or one.id
+    return [_Job(*row) for row in rows], is_whole
 
 
 def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool) -> FailingTasks:
