@@ -5,7 +5,7 @@ They are found in an overview, in the rollups and with a few short queries; noth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection import (
@@ -19,10 +19,8 @@ from django_mysqlqueue.inspection import (
 )
 from django_mysqlqueue.inspection.beginnings import Ended, Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
-from django_mysqlqueue.inspection.failing_tasks import FailingTasks
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import Problem
-from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.options.conf import HealthSettings, get_settings
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.job_results import is_of_jobs
@@ -65,19 +63,30 @@ def find_problems(
         *queue_problems.long_transactions(session, overview.now, stall_times),
         *queue_problems.slow_database(overview, thresholds.max_round_trip),
     ]
-    recent, still = (overview.now - int(seconds * 1000) for seconds in (overview.window, stall_times.still))
-    lately: dict[GroupRef, Ended] = {}
+    now, least = overview.now, thresholds.min_attempts
+    recent, still = (now - int(seconds * 1000) for seconds in (overview.window, stall_times.still))
+    lately: defaultdict[GroupRef, Ended] = defaultdict(Ended)
     moving: set[GroupRef] = set()
     for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
         if bucket.at >= recent:
-            lately.setdefault(bucket.ref, Ended()).buckets.append(bucket)
+            lately[bucket.ref].buckets.append(bucket)
         if bucket.at >= still and (bucket.attempts or bucket.settled):
             moving.add(bucket.ref)
     declared = known_handlers()
     began = beginnings.of_groups(session, overview.groups)
     past = _past(session, overview, lately, thresholds, stall_times)
-    by_task = _by_task(session, overview, lately, thresholds, stall_times)
-    by_key = _by_key(session, overview, lately, thresholds, stall_times)
+    uptimes = {group.ref: group.uptime(now) for group in overview.groups}
+    started = {ref: now - int(uptime * 1000) for ref, uptime in uptimes.items() if uptime >= stall_times.started}
+    often = {ref for ref, ended in lately.items() if ended.failed >= least}
+    of_jobs = {ref: at for ref, at in started.items() if ref in often and is_of_jobs(ref)}
+    by_task = failing_tasks.find(session, of_jobs, least=least, recent=recent)
+    unsettled = {
+        group.ref: group.retrying.value + (group.ref in often) * group.in_flight.value
+        for group in sorted(overview.groups, key=lambda one: -one.retrying.value)
+        if group.ref in started
+    }
+    several = {ref: started[ref] for ref, number in unsettled.items() if number >= retried_keys.LEAST}
+    by_key = retried_keys.find(session, several, least=least)
     explained = {ref: len(keys.offsets) for ref, keys in by_key.items()} | {
         ref: tasks.jobs for ref, tasks in by_task.items()
     }
@@ -98,7 +107,7 @@ def find_problems(
             failed_first=failed_first,
         )
         attempts = group_problems.Attempts(
-            lately.get(group.ref, Ended()),
+            lately[group.ref],
             thresholds,
             overview.window,
             past=past.get(group.ref),
@@ -134,7 +143,7 @@ def find_problems(
 def _past(
     session: Session,
     overview: QueueOverview,
-    lately: Mapping[GroupRef, Ended],
+    lately: defaultdict[GroupRef, Ended],
     thresholds: HealthSettings,
     times: StallTimes,
 ) -> dict[GroupRef, Past]:
@@ -142,7 +151,7 @@ def _past(
     most = thresholds.max_recent_dead_letters
     wanted = {}
     for group in overview.groups:
-        ended = lately.get(group.ref, Ended())
+        ended = lately[group.ref]
         failures = group_problems.failing(group, ended, thresholds, times, overview.now)
         has_many = most is not None and max(group.recent_dead_letters.value, ended.dead_lettered) > most
         if has_many or failures is not None:
@@ -150,38 +159,3 @@ def _past(
     refs = sorted(wanted, key=lambda ref: (-wanted[ref], ref))
     rule = group_problems.rule_of(thresholds)
     return beginnings.of_failures(session, refs, overview.now, rule, most=most, window=overview.window)
-
-
-def _by_task(
-    session: Session,
-    overview: QueueOverview,
-    lately: Mapping[GroupRef, Ended],
-    thresholds: HealthSettings,
-    times: StallTimes,
-) -> dict[GroupRef, FailingTasks]:
-    """Return the tasks, by queue, of which every attempt fails. Only queues are read in which attempts have failed."""
-    started = {}
-    for group in overview.groups:
-        has_failures = lately.get(group.ref, Ended()).failed >= thresholds.min_attempts
-        uptime = group.uptime(overview.now)
-        if has_failures and uptime >= times.started and is_of_jobs(group.ref):
-            started[group.ref] = overview.now - int(uptime * 1000)
-    recent = overview.now - int(overview.window * 1000)
-    return failing_tasks.find(session, started, least=thresholds.min_attempts, recent=recent)
-
-
-def _by_key(
-    session: Session,
-    overview: QueueOverview,
-    lately: Mapping[GroupRef, Ended],
-    thresholds: HealthSettings,
-    times: StallTimes,
-) -> dict[GroupRef, RetriedKeys]:
-    """Return the keys of groups of which every attempt fails."""
-    started = {}
-    for group in sorted(overview.groups, key=lambda one: -one.retrying.value):
-        is_busy = lately.get(group.ref, Ended()).failed >= thresholds.min_attempts
-        number, uptime = group.retrying.value + is_busy * group.in_flight.value, group.uptime(overview.now)
-        if number >= retried_keys.LEAST and uptime >= times.started:
-            started[group.ref] = overview.now - int(uptime * 1000)
-    return retried_keys.find(session, started, least=thresholds.min_attempts)
