@@ -27,6 +27,7 @@ from django_mysqlqueue.inspection.problem import (
     Operation,
     Problem,
     age,
+    first_names,
     most_frequent,
     waiting,
 )
@@ -36,8 +37,6 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.text.error_texts import error_name, masked
 from django_mysqlqueue.text.humanize import duration, since_text
 
-NAMED = 3
-"""Maximum number of names in the text of a cause."""
 WITH_ERROR = (*FAILURES[:-1], "broken")
 """Kinds of problems whose headline ends with the name of the error."""
 
@@ -299,7 +298,7 @@ def _failure(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
         return _several(overview, ordered)
     if len(refs) > 1:
         text = _("%(number)s groups fail with the same error (%(names)s).")
-        text %= {"number": f"{len(refs):,}", "names": _names(map(str, refs))}
+        text %= {"number": f"{len(refs):,}", "names": first_names(map(str, refs))}
     elif main.kind == "stuck" and len(stuck) > 1:
         text = _stuck_text(overview, stuck)
     else:
@@ -314,7 +313,7 @@ def _stuck_text(overview: QueueOverview, stuck: Sequence[Problem]) -> str:
     values = {
         "number": f"{len(stuck):,}",
         "age": duration(age(overview.now, oldest)),
-        "names": _names(sorted(map(str, refs))),
+        "names": first_names(sorted(map(str, refs))),
     }
     if any(one.messages.value > 1 for one in stuck):
         # Only with on_failure="block" does anything wait for a message that has failed.
@@ -337,7 +336,7 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
     if len(names) < 2:
         return cause
     text = str(SEVERAL[main.kind] % {"number": len(names)})
-    parts = [f"{text}: {_names(names)}"]
+    parts = [f"{text}: {first_names(names)}"]
     if cause.messages:
         parts.append(waiting(cause.messages))
     return replace(cause, text="; ".join(parts) + ".")
@@ -360,14 +359,6 @@ def _name(problem: Problem) -> str:
     """Return the name of what has a problem."""
     names = (problem.subscriber, problem.ref, problem.database, problem.topic)
     return next((str(name) for name in names if name is not None), "")
-
-
-def _names(names: Iterable[str]) -> str:
-    every = list(names)
-    first = ", ".join(every[:NAMED])
-    if len(every) <= NAMED:
-        return first
-    return _("%(names)s and %(number)s more") % {"names": first, "number": f"{len(every) - NAMED:,}"}
 
 
 # -- the state of the queue ------------------------------------------------------------

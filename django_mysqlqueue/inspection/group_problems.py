@@ -14,8 +14,8 @@ from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.failing_tasks import FailingTasks
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
-from django_mysqlqueue.inspection.problem import NONE, Operation, Problem, age, most_frequent, waiting
-from django_mysqlqueue.inspection.retried_keys import KEYS, RetriedKeys
+from django_mysqlqueue.inspection.problem import NONE, Operation, Problem, age, first_names, most_frequent, waiting
+from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.options.conf import HealthSettings, get_settings
@@ -264,9 +264,6 @@ def _held_up(group: GroupOverview, handler: Handler | None) -> int:
 def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now: int) -> Problem:
     """Return that every attempt at the messages of some keys fails."""
     number = Count(len(found.offsets), found.exact)
-    keys = ", ".join(map(repr, found.keys[:KEYS]))
-    if len(found.keys) > KEYS:
-        keys = _("%(names)s and %(number)s more") % {"names": keys, "number": f"{len(found.keys) - KEYS:,}"}
     text = ngettext(
         "%(failures)s of %(all)s failures of %(ref)s since %(time)s have the key %(keys)s, of which all attempts fail.",
         "%(failures)s of %(all)s failures of %(ref)s since %(time)s have the keys %(keys)s, of which all attempts "
@@ -275,7 +272,7 @@ def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now:
     )
     values = {
         "ref": ref,
-        "keys": keys,
+        "keys": first_names(map(repr, found.keys)),
         "time": clock_text(found.since, now),
         "failures": str(Count(found.failures, found.exact)),
         "all": str(Count(found.failures + found.others, found.exact)),
@@ -312,14 +309,11 @@ def failing_tasks(ref: GroupRef, found: FailingTasks, thresholds: HealthSettings
 
 
 def _tasks_text(ref: GroupRef, found: FailingTasks, now: int) -> str:
-    names = ", ".join(map(task_name, found.tasks[:KEYS]))
-    if len(found.tasks) > KEYS:
-        names = _("%(names)s and %(number)s more") % {"names": names, "number": f"{len(found.tasks) - KEYS:,}"}
     text = _(
         "%(names)s: every attempt has failed since %(time)s (%(failures)s failures of %(number)s jobs of %(ref)s)."
     )
     return text % {
-        "names": names,
+        "names": first_names(map(task_name, found.tasks)),
         "time": clock_text(found.since, now),
         "failures": str(Count(found.failures, found.exact)),
         "number": str(Count(found.jobs, found.exact)),

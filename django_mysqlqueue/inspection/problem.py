@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_mysqlqueue.service.counts import Count
@@ -16,6 +17,8 @@ from django_mysqlqueue.text.humanize import duration
 NONE = Count(0)
 NOTE = 2
 """Severity of problems that are only for information."""
+NAMED = 3
+"""Maximum number of names in a text."""
 
 Kind = Literal[
     "no_subscriber",
@@ -323,6 +326,14 @@ def most_frequent(lines: Iterable[str]) -> str:
     for line in filter(None, lines):
         alike.setdefault(masked(line), []).append(line)
     return max(alike.values(), key=len, default=[""])[0]
+
+
+def first_names(names: Iterable[str]) -> str:
+    """Return the text for some names, of which ``NAMED`` are named."""
+    every = list(names)
+    first = ", ".join(every[:NAMED])
+    more = len(every) - NAMED
+    return _("%(names)s and %(number)s more") % {"names": first, "number": f"{more:,}"} if more > 0 else first
 
 
 def waiting(count: Count) -> str:

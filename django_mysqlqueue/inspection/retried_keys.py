@@ -39,8 +39,6 @@ LEAST = 2
 """Minimum number of messages of a key. One alone may be a poison message, which is a problem of its own."""
 SPAN_MS = 60_000
 """Milliseconds between the first and the last failure. A fault that is over sooner is none of the key."""
-KEYS = 3
-"""Maximum number of keys that are named."""
 
 
 @dataclass(frozen=True, slots=True)
