@@ -116,7 +116,7 @@ class QueueHealth(HealthCheck):  # type: ignore[misc]  # it has no types
                 reports.append(report)
                 problems += [f"Database {alias!r}: {_public(finding)}" for finding in report.findings]
         if len(reports) == len(aliases):
-            require_registered(reports, groups=self.groups, topics=self.topics)
+            require_registered((one.state for one in reports), groups=self.groups, topics=self.topics)
         return problems
 
 

@@ -166,10 +166,15 @@ def check_health(
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
         django.db.Error: the database refuses or does not answer.
     """
-    limits = limits or HealthLimits()
-    state = get_overview(using=using, bounds=bounds, window=limits.thresholds().window)
-    _require_known([state], groups, topics)
-    return _report(limits, state, groups, topics, stall_times)
+    return check_selected(
+        limits or HealthLimits(),
+        groups=groups,
+        topics=topics,
+        using=using,
+        bounds=bounds,
+        stall_times=stall_times,
+        is_only=True,
+    )
 
 
 def databases_of(topics: Collection[str]) -> list[str]:
@@ -182,25 +187,40 @@ def check_selected(
     *,
     groups: Collection[str],
     topics: Collection[str],
-    using: str,
+    using: str | None,
     bounds: Bounds = CHECKS,
     stall_times: StallTimes = STALL_TIMES,
+    is_only: bool = False,
 ) -> HealthReport:
     """Check one of several databases, as ``check_health`` does, but let other databases have some of the groups.
 
     If none of the selected groups is registered in this one, the only findings are those that hold up messages on their
-    way to the selected topics. Call ``require_registered`` with the reports of all databases.
+    way to the selected topics. Call ``require_registered`` with the states of all databases.
     """
-    state = get_overview(using=using, bounds=bounds, window=limits.thresholds().window)
-    return _report(limits, state, groups, topics, stall_times)
+    thresholds = limits.thresholds()
+    state = get_overview(using=using, bounds=bounds, window=thresholds.window)
+    if is_only:
+        require_registered([state], groups=groups, topics=topics)
+    chosen = tuple(group for group in state.groups if _is_selected(group.ref, groups, topics))
+    others = find_problems(state, thresholds=thresholds, stall_times=stall_times)
+    outbox = _outbox_beyond(limits, state)
+    selects = bool(groups or topics)
+    if selects:
+        refs = {group.ref for group in chosen}
+        passing = {topic for topic in topics or _topics_of(groups) if state.using in works_on(topic)}
+        here = passing | {ref.topic for ref in refs}
+        others = [one for one in others if _concerns(one, refs, here)]
+        outbox = outbox if here else iter(())
+    alarming = [one for one in others if _is_alarming(one)]
+    notes = [_finding(one) for one in others if one not in alarming]
+    groups_beyond = (_group_beyond(limits, group, age(state.now, group.oldest_at)) for group in chosen)
+    beyond = (*outbox, *itertools.chain.from_iterable(groups_beyond))
+    causes = find_causes(dataclasses.replace(state, topics=None) if selects else state, others)
+    return HealthReport(chosen, state, (*beyond, *map(_finding, alarming)), tuple(notes), beyond, tuple(causes))
 
 
-def require_registered(reports: Iterable[HealthReport], *, groups: Collection[str], topics: Collection[str]) -> None:
+def require_registered(states: Iterable[QueueOverview], *, groups: Collection[str], topics: Collection[str]) -> None:
     """Require that the selected groups and topics are registered in one of the databases, as ``check_health`` does."""
-    _require_known([report.state for report in reports], groups, topics)
-
-
-def _require_known(states: Collection[QueueOverview], groups: Collection[str], topics: Collection[str]) -> None:
     refs = {group.ref for state in states for group in state.groups}
     _require("group", groups, {ref.group for ref in refs})
     _require("topic", topics, {ref.topic for ref in refs})
@@ -214,32 +234,15 @@ def _is_selected(ref: GroupRef, groups: Collection[str], topics: Collection[str]
     return (not groups or ref.group in groups) and (not topics or ref.topic in topics)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """What some groups and topics have in one database."""
-
-    refs: frozenset[GroupRef]
-    """The groups that are registered there."""
-    topics: frozenset[str]
-    """The topics whose messages are there, or pass it on their way to their own database."""
-
-    @classmethod
-    def of(
-        cls, using: str, chosen: Iterable[GroupOverview], groups: Collection[str], topics: Collection[str]
-    ) -> _Scope:
-        refs = frozenset(group.ref for group in chosen)
-        wanted = topics or _topics_of(groups)
-        passing = frozenset(topic for topic in wanted if using in works_on(topic))
-        return cls(refs, passing | {ref.topic for ref in refs})
-
-    def has(self, problem: Problem) -> bool:
-        if problem.kind == "relay":
-            return any(problem.database in works_on(topic) for topic in self.topics)
-        if problem.ref is not None:
-            return problem.ref in self.refs
-        if problem.topic is not None:
-            return first_topic(relayed_from(problem.topic)) in self.topics
-        return bool(self.topics)
+def _concerns(problem: Problem, refs: Collection[GroupRef], topics: Collection[str]) -> bool:
+    """Return whether a problem holds up some groups, or messages of some topics on their way to their database."""
+    if problem.kind == "relay":
+        return any(problem.database in works_on(topic) for topic in topics)
+    if problem.ref is not None:
+        return problem.ref in refs
+    if problem.topic is not None:
+        return first_topic(relayed_from(problem.topic)) in topics
+    return bool(topics)
 
 
 def _topics_of(groups: Collection[str]) -> set[str]:
@@ -248,29 +251,6 @@ def _topics_of(groups: Collection[str]) -> set[str]:
         return {ref.topic for ref in registry.handlers() if ref.group in groups}
     except SubscriberError:
         return set()  # reported by E008
-
-
-def _report(
-    limits: HealthLimits,
-    state: QueueOverview,
-    groups: Collection[str],
-    topics: Collection[str],
-    stall_times: StallTimes,
-) -> HealthReport:
-    chosen = tuple(group for group in state.groups if _is_selected(group.ref, groups, topics))
-    scope = None if not groups and not topics else _Scope.of(state.using, chosen, groups, topics)
-    others = [
-        one
-        for one in find_problems(state, thresholds=limits.thresholds(), stall_times=stall_times)
-        if scope is None or scope.has(one)
-    ]
-    alarming = [one for one in others if _is_alarming(one)]
-    outbox = [] if scope is not None and not scope.topics else _outbox_beyond(limits, state)
-    notes = [_finding(one) for one in others if one not in alarming]
-    groups_beyond = (_group_beyond(limits, group, age(state.now, group.oldest_at)) for group in chosen)
-    beyond = (*outbox, *itertools.chain.from_iterable(groups_beyond))
-    causes = find_causes(state if scope is None else dataclasses.replace(state, topics=None), others)
-    return HealthReport(chosen, state, (*beyond, *map(_finding, alarming)), tuple(notes), beyond, tuple(causes))
 
 
 def is_alarm(cause: Cause) -> bool:

@@ -180,7 +180,8 @@ class Command(ReadingCommand):
     def finish(self, found: Mapping[str, HealthReport], failed: Sequence[str], options: dict[str, Any]) -> None:
         if not failed and self._check is check_selected:
             try:
-                require_registered(found.values(), groups=options["group"], topics=options["topic"])
+                states = [report.state for report in found.values()]
+                require_registered(states, groups=options["group"], topics=options["topic"])
             except OperationRefused as error:
                 raise CommandError(str(error)) from error
         if failed or not all(report.healthy for report in found.values()):
