@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.db.tables import EVENTS, RESULTS
+from django_mysqlqueue.db.tables import EVENTS
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, dlq_topics, is_cut, look
-from django_mysqlqueue.inspection.tasks import ERROR_READ, error_line, failed_ones
+from django_mysqlqueue.inspection.tasks import ErrorLine, failed_ones, last_errors
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
@@ -493,13 +493,11 @@ def _moved(session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: 
     rows, is_read = failed_ones(session, most=bounds.scheduled)
     waiting = [row for row in rows if row.topic in queues]
     read = waiting[: bounds.errors]
-    select = f"SELECT s.id, {session.dialect.ending('s.errors', ERROR_READ)}"
-    joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
-    lines = {job: error_line(end) for job, end in session.joined(select, "i", {row.id for row in read}, joins)}
+    lines = last_errors(session, {row.id for row in read})
     found = []
-    for topic, job, offset, at, key in read:
-        line, cut = lines.get(job, ("", False))
-        found.append(_Moved(queues[topic], texts.of_line(queues[topic], line, is_cut=cut), offset, at, key))
+    for row in read:
+        ref, (line, cut) = queues[row.topic], lines.get(row.id, ErrorLine())
+        found.append(_Moved(ref, texts.of_line(ref, line, is_cut=cut), row.offset, row.at, row.key))
     return found, is_read and len(read) == len(waiting)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from django_mysqlqueue.db.tables import RESULTS
 from django_mysqlqueue.inspection.retried_keys import GROUPS, LEAST, SPAN_MS, failed_at, failing
-from django_mysqlqueue.inspection.tasks import ERROR_READ, error_line, failed_ones
+from django_mysqlqueue.inspection.tasks import ERROR_READ, EndedJob, ended, error_line, failed_ones
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.service import job_results, messages
 from django_mysqlqueue.service.job_rows import FAILED, SUCCESSFUL
@@ -69,18 +68,6 @@ class _Failures:
         return last - min(self.times) >= SPAN_MS and (last >= recent or bool(self.error or self.moved))
 
 
-class _Job(NamedTuple):
-    """A job that has failed and ended, or waits for long: in the order of the columns that are read."""
-
-    task: str
-    queue: str
-    at: int
-    """When it ended or, of one that waits, when its last attempt that counts started."""
-    id: str
-    attempted_at: int = 0
-    """When the last attempt of one that has ended started; 0: it had none."""
-
-
 def find(session: Session, started: Mapping[GroupRef, int], *, least: int, recent: int) -> dict[GroupRef, FailingTasks]:
     """Return the queues that have tasks of which every attempt fails.
 
@@ -91,14 +78,14 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int, recen
     if not started:
         return {}
     first = min(started.values())
-    good, bad = (_ended(session, status, first) for status in (SUCCESSFUL, FAILED))
+    good, bad = (ended(session, status, first, ENDED) for status in (SUCCESSFUL, FAILED))
     known_from = good[-1].at if len(good) >= ENDED else 0
     succeeded = defaultdict(lambda: known_from, {(one.queue, one.task): one.at for one in reversed(good)})
     moved, is_read = _moved(session, started)
     found = {}
     for ref, begin in list(started.items())[:GROUPS]:
         of_task: defaultdict[str, _Failures] = defaultdict(_Failures)
-        _add(of_task, ref, [one for one in bad if one.attempted_at and one.at > begin], succeeded)
+        _add(of_task, ref, [one for one in bad if one.last_attempted_at and one.at > begin], succeeded)
         is_whole = _add_waiting(session, of_task, ref, begin, succeeded) and is_read
         _add(of_task, ref, [one for one in moved if one.at > begin], succeeded)
         chosen = {task: failures for task, failures in of_task.items() if failures.is_task(least, recent)}
@@ -107,18 +94,7 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int, recen
     return found
 
 
-def _ended(session: Session, status: str, after: int) -> list[_Job]:
-    """Return jobs that have ended after a time, the last first."""
-    rows = session.rows(
-        "SELECT task_path, queue_name, finished_at, id, last_attempted_at "
-        f"FROM {RESULTS}{session.dialect.force_index('queue_job_results_status')} "
-        "WHERE status = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT %s",
-        (status, after, ENDED),
-    )
-    return [_Job(*row) for row in rows]
-
-
-def _add(of_task: Mapping[str, _Failures], ref: GroupRef, jobs: Iterable[_Job], succeeded: _Successes) -> None:
+def _add(of_task: Mapping[str, _Failures], ref: GroupRef, jobs: Iterable[EndedJob], succeeded: _Successes) -> None:
     """Add the last failures of jobs of a queue since the last success of their task."""
     queue = ref.topic.removeprefix(JOB_PREFIX)
     for one in jobs:
@@ -126,7 +102,7 @@ def _add(of_task: Mapping[str, _Failures], ref: GroupRef, jobs: Iterable[_Job], 
             failures = of_task[one.task]
             failures.jobs.add(one.id)
             failures.times.append(one.at)
-            if one.attempted_at:
+            if one.last_attempted_at:
                 failures.ended = failures.ended or one.id
             else:
                 failures.moved = failures.moved or one.id
@@ -150,14 +126,14 @@ def _add_waiting(
     return is_whole
 
 
-def _moved(session: Session, refs: Collection[GroupRef]) -> tuple[list[_Job], bool]:
-    """Return jobs of queues that have failed and wait for long, with settled messages, and whether these are all."""
+def _moved(session: Session, refs: Collection[GroupRef]) -> tuple[list[EndedJob], bool]:
+    """Return jobs of queues that wait for long, as if they had ended with their last attempts, and if these are all."""
     topics = {ref.topic for ref in refs}
     jobs, is_whole = failed_ones(session, most=SCHEDULED)
     select = "SELECT s.task_path, s.queue_name, s.last_attempted_at, s.id"
     joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
     rows = session.joined(select, "i", [one.id for one in jobs if one.topic in topics], joins)
-    return [_Job(*row) for row in rows], is_whole
+    return [EndedJob(*row) for row in rows], is_whole
 
 
 def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool) -> FailingTasks:

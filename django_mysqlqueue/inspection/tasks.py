@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -123,7 +123,7 @@ def summarize_tasks(*, using: str | None = None, bounds: Bounds = PAGES) -> Task
         return TaskListing((), whole=True, now=now)
     backlogs = count_backlogs(session, now, bounds=bounds)
     failures = _failures(session, now, bounds)
-    errors = _errors(session, [one.id for one in failures.last.values()])
+    errors = last_errors(session, [one.id for one in failures.last.values()])
     counts = _counts(session, names, now, bounds)
     samples = _samples(session, names, now, bounds)
     paused = _paused(session)
@@ -187,21 +187,33 @@ def count_backlogs(session: Session, now: int, *, bounds: Bounds = PAGES) -> dic
 # -- what has failed --------------------------------------------------------------
 
 
-class _Failed(NamedTuple):
-    """A job that has FAILED."""
+class EndedJob(NamedTuple):
+    """A job that has ended."""
 
     task: str
     queue: str
     at: int
     id: str
+    last_attempted_at: int = 0
+
+
+def ended(session: Session, status: str, after: int, most: int) -> list[EndedJob]:
+    """Return jobs that have ended after a time with a status, the last first."""
+    rows = session.rows(
+        "SELECT task_path, queue_name, finished_at, id, last_attempted_at "
+        f"FROM {RESULTS}{session.dialect.force_index('queue_job_results_status')} "
+        "WHERE status = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT %s",
+        (status, after, most),
+    )
+    return [EndedJob(*row) for row in rows]
 
 
 class _Failures(NamedTuple):
     """The jobs that have FAILED within a day, the newest first."""
 
-    jobs: Sequence[_Failed]
+    jobs: Sequence[EndedJob]
     whole: bool
-    last: Mapping[str, _Failed]
+    last: Mapping[str, EndedJob]
     """The newest of each task."""
 
     def number(self, task: str, after: int) -> Count:
@@ -211,17 +223,11 @@ class _Failures(NamedTuple):
 
 
 def _failures(session: Session, now: int, bounds: Bounds) -> _Failures:
-    rows = session.rows(
-        "SELECT task_path, queue_name, finished_at, id "
-        f"FROM {RESULTS}{session.dialect.force_index('queue_job_results_status')} "
-        "WHERE status = %s AND finished_at > %s ORDER BY finished_at DESC LIMIT %s",
-        (FAILED, now - DAY_MS, bounds.jobs),
-    )
-    found = [_Failed(*row) for row in rows]
+    found = ended(session, FAILED, now - DAY_MS, bounds.jobs)
     return _Failures(found, len(found) < bounds.jobs, {one.task: one for one in reversed(found)})
 
 
-def _errors(session: Session, ids: Sequence[str]) -> dict[str, ErrorLine]:
+def last_errors(session: Session, ids: Iterable[str]) -> dict[str, ErrorLine]:
     """Return the last lines of the last errors of jobs."""
     select = f"SELECT s.id, {session.dialect.ending('s.errors', ERROR_READ)}"
     rows = session.joined(select, "i", ids, f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i")

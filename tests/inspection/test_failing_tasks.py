@@ -177,5 +177,5 @@ def test_what_failed_before_the_window_and_waits_for_nothing_is_over(runs, clock
 
 def test_without_failures_results_are_not_read(runs, monkeypatch):
     runs(lambda: [jobs.add.enqueue(one) for one in range(20)], rounds=1)
-    monkeypatch.setattr(failing_tasks, "_ended", None)
+    monkeypatch.setattr(failing_tasks, "ended", None)
     assert not found("failing", "retrying")
