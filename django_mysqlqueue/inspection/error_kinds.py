@@ -17,7 +17,7 @@ from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.db.tables import EVENTS
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import LINE, DeadLetterMatches, dlq_topics, is_cut, look
-from django_mysqlqueue.inspection.tasks import ErrorLine, failed_ones, last_errors
+from django_mysqlqueue.inspection.tasks import ErrorLine, FailedJob, failed_ones, last_errors
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.topics import dlq_topic, first_topic
@@ -401,12 +401,12 @@ class _Reading:
         for ref in of_jobs:
             self._retrying[ref] &= whole
         recorded = {ref for ref in of_jobs if get_settings().recorded_of(ref.group) != "none"}
-        for one in found:
-            tally = self._tallies[one.ref, one.text]
+        for ref, text, one in found:
+            tally = self._tallies[ref, text]
             tally.retrying.append(one.offset)
             self._partitions[one.offset] = one.key
             tally.moved.append(_Failure(one.at, one.offset, one.offset))
-            if one.ref not in recorded:
+            if ref not in recorded:
                 tally.add_attempt(one.at, one.offset)
 
     def add_dead_letters(self, topics: frozenset[str] | None, group: str | None, key: str | None) -> None:
@@ -472,20 +472,12 @@ def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[Gr
     return found
 
 
-class _Moved(NamedTuple):
-    """A job that waits for its next attempt in the outbox."""
+def _moved(
+    session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: Bounds
+) -> tuple[list[tuple[GroupRef, str, FailedJob]], bool]:
+    """Return jobs of queues that have failed and wait among the next scheduled messages, and whether these are all.
 
-    ref: GroupRef
-    text: str
-    offset: int
-    """That of the message with which it was enqueued."""
-    at: int
-    """When its last attempt failed."""
-    key: str
-
-
-def _moved(session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: Bounds) -> tuple[list[_Moved], bool]:
-    """Return the jobs of queues that have failed and wait among the next scheduled messages, and whether these are all.
+    With each, return its queue and the masked text of its last error.
 
     At most ``bounds.scheduled`` messages of the outbox are read, and the errors of ``bounds.errors`` jobs.
     """
@@ -497,7 +489,7 @@ def _moved(session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: 
     found = []
     for row in read:
         ref, (line, cut) = queues[row.topic], lines.get(row.id, ErrorLine())
-        found.append(_Moved(ref, texts.of_line(ref, line, is_cut=cut), row.offset, row.at, row.key))
+        found.append((ref, texts.of_line(ref, line, is_cut=cut), row))
     return found, is_read and len(read) == len(waiting)
 
 
@@ -514,7 +506,7 @@ def retrying_of_kind(
     whole = len(rows) <= bounds.errors
     if moved and job_results.is_of_jobs(ref):
         found, all_moved = _moved(session, [ref], texts, bounds)
-        chosen += [one.offset for one in found if one.text == text]
+        chosen += [one.offset for _, its_text, one in found if its_text == text]
         whole = whole and all_moved
     return sorted(chosen), whole
 
