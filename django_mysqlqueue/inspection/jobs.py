@@ -24,6 +24,7 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
 from django_mysqlqueue.service.job_rows import lines
+from django_mysqlqueue.service.log import distinct
 from django_mysqlqueue.sql.session import Session, among, built, matches
 
 STATUSES = tuple(JobResult.Status.values)
@@ -316,17 +317,7 @@ def _places(
 
 def tasks(session: Session, *, bounds: Bounds = PAGES) -> list[str]:
     """Return the paths of tasks that have results, one more than ``bounds.job_tasks`` if there are more."""
-    hint = session.dialect.force_index("queue_job_results_task")
-    found: list[str] = []
-    while len(found) <= bounds.job_tasks:
-        comparison, last = (">", found[-1]) if found else (">=", "")
-        row = session.row(
-            f"SELECT task_path FROM {RESULTS}{hint} WHERE task_path {comparison} %s ORDER BY task_path LIMIT 1", (last,)
-        )
-        if row is None:
-            break
-        found.append(row[0])
-    return found
+    return distinct(session, RESULTS, BY_TASK[0], "task_path", most=bounds.job_tasks + 1)
 
 
 def summaries(session: Session, ids: Iterable[str]) -> dict[str, JobSummary]:

@@ -55,17 +55,24 @@ def publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int,
 
 
 def all_topics(session: Session, table: str = LOG, index: str = "queue_messages_partition") -> list[str]:
-    """Return all topics that have messages in the log or another table, by one query along the index for each."""
-    hint = session.dialect.force_index(index)
+    """Return all topics that have messages in the log or another table."""
+    return distinct(session, table, index, "topic")
+
+
+def distinct(session: Session, table: str, index: str, column: str, *, most: int | None = None) -> list[str]:
+    """Return the values of the first column of an index, in order, by one query along the index for each."""
     found: list[str] = []
-    while True:
+    while most is None or len(found) < most:
         comparison, last = (">", found[-1]) if found else (">=", "")
         row = session.row(
-            f"SELECT topic FROM {table}{hint} WHERE topic {comparison} %s ORDER BY topic LIMIT 1", (last,)
+            f"SELECT {column} FROM {table}{session.dialect.force_index(index)} "
+            f"WHERE {column} {comparison} %s ORDER BY {column} LIMIT 1",
+            (last,),
         )
         if row is None:
-            return found
+            break
         found.append(row[0])
+    return found
 
 
 def used(session: Session) -> list[str]:
