@@ -197,17 +197,10 @@ def _state(row: Any, now: int) -> State:
     return "running" if max(row.started_at, row.progress_at) >= now - SILENT_MS else "interrupted"
 
 
-def pause_of(session: Session, ref: GroupRef, *, registered_at: int, bounds: Bounds = PAGES) -> OperationEntry | None:
-    """Return the operation that has paused a group, if it is among the newest ``bounds.operations``."""
-    wanted = OperationFilter(group=ref.group, topics=[ref.topic], actions=PAUSING)
-    found = look(session, wanted, limit=1, bounds=bounds).entries
-    return next((one for one in found if one.action == "pause" and one.started_at >= registered_at), None)
-
-
 def pauses_of(
     session: Session, registered: Mapping[GroupRef, int], *, bounds: Bounds = PAGES
 ) -> dict[GroupRef, OperationEntry]:
-    """Return the operations that have paused groups, as ``pause_of`` does, among the newest ``PAUSES`` on their topics.
+    """Return the operations that have paused groups, if they are among the newest ``PAUSES`` on their topics.
 
     ``registered``: the groups, which are paused, and when each was registered.
     """

@@ -697,7 +697,7 @@ def _operate(ref: GroupRef) -> None:
     with as_role("reader"):
         scheduled = timetable.first_scheduled(USING, topic="t", task=None, limit=50)
         first = scheduled[0]
-        timetable.next_scheduled(USING, after=(first.deliver_at, -first.priority, first.outbox_id))
+        timetable.list_scheduled(using=USING, after=(first.deliver_at, -first.priority, first.outbox_id))
         ids = [one.outbox_id for one in scheduled]
         assert timetable.topics_of(session, ids) == {"t"}
         assert "t" in dict(timetable.topics(session))
@@ -882,7 +882,7 @@ def _look(session: Session, ref: GroupRef, letters: list[int]) -> None:
 def _look_at_operations(session: Session, ref: GroupRef) -> None:
     """The audit log, and who has paused a group."""
     pausing.set_paused(USING, ref, actor="test", paused=True)
-    paused = operations_log.pause_of(session, ref, registered_at=0)
+    paused = operations_log.pauses_of(session, {ref: 0}).get(ref)
     assert paused is not None
     audit.touch(session, paused.id)
     with as_role("reader"):

@@ -98,7 +98,8 @@ class GroupPage(Page):
         """Return who has paused the group, when and why; empty if it is not paused or the audit log does not say."""
         if not group.paused:
             return ""
-        found = operations_log.pause_of(session, group.ref, registered_at=group.registered_at, bounds=self.bounds)
+        pauses = operations_log.pauses_of(session, {group.ref: group.registered_at}, bounds=self.bounds)
+        found = pauses.get(group.ref)
         if found is None:
             return ""
         text = _("by %(actor)s %(age)s ago: %(reason)s") if found.reason else _("by %(actor)s %(age)s ago")
