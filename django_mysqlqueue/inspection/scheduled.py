@@ -79,12 +79,12 @@ def list_scheduled(
         django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
-    start = after or START
+    source, parameters = _behind(session, after or START)
     if topic is None and task is None:
-        found = next_scheduled(session.using, after=start, limit=limit + 1)
+        sql = f"SELECT {COLUMNS.format(table=OUTBOX)} {source} ORDER BY {DUE_ORDER} LIMIT %s"
+        found = [_message(row) for row in session.named(sql, (*parameters, limit + 1))]
         more = len(found) > limit
         return ScheduledListing(tuple(found[:limit]), _place(found[limit - 1]) if more else None, whole=True)
-    source, parameters = _behind(session, start)
     condition, values = _condition(session, topic, task)
     rows = session.rows(
         f"SELECT w.deliver_at, -w.priority, w.outbox_id FROM "
@@ -210,22 +210,12 @@ class ScheduledMessage:
     """The path of the task of a job; empty for other messages."""
 
 
-def next_scheduled(using: str, *, after: tuple[int, int, int] | None = None, limit: int = 50) -> list[ScheduledMessage]:
-    """Return the next scheduled messages in order of their time."""
-    session = Session(using)
-    source, parameters = _behind(session, after or START)
-    sql = f"SELECT {COLUMNS.format(table=OUTBOX)} {source} ORDER BY {DUE_ORDER} LIMIT %s"
-    return [_message(row) for row in session.named(sql, (*parameters, limit))]
-
-
 def first_scheduled(using: str, *, topic: str | None, task: str | None, limit: int) -> list[ScheduledMessage]:
     """Return the next scheduled messages, of all or of a topic or a task, however many others are before them."""
     found: list[ScheduledMessage] = []
-    after: tuple[int, int, int] | None = None
-    while len(found) < limit:
+    after: tuple[int, int, int] | None = START
+    while after is not None and len(found) < limit:
         page = list_scheduled(topic=topic, task=task, after=after, limit=limit - len(found), using=using)
         found += page.rows
         after = page.after
-        if after is None:
-            break
     return found

@@ -21,9 +21,9 @@ def test_scheduled_messages_are_listed_moved_delivered_and_cancelled(db):
         publish("t", number, delay=1000 * (number + 1))
     publish("u", "other", delay=50)
     publish("t", "at once")
-    listed = scheduled.next_scheduled(USING, limit=4)
+    listed = scheduled.list_scheduled(using=USING, limit=4).rows
     assert [one.topic for one in listed] == ["u", "t", "t", "t"]
-    rest = scheduled.next_scheduled(USING, after=(listed[-1].deliver_at, 0, listed[-1].outbox_id))
+    rest = scheduled.list_scheduled(using=USING, after=(listed[-1].deliver_at, 0, listed[-1].outbox_id)).rows
     assert len(rest) == 2
     of_t = scheduled.first_scheduled(USING, topic="t", task=None, limit=50)
     assert len(of_t) == 5

@@ -448,7 +448,7 @@ def test_commands_and_lists_say_so(db, capsys):
     debounced(1, id="1")
     debounced(2, id="2")
     publish("t", 3, id="3", delay=60)
-    assert [one.coalesce_key for one in scheduled.next_scheduled(USING)] == ["c", "c", ""]
+    assert [one.coalesce_key for one in scheduled.list_scheduled(using=USING).rows] == ["c", "c", ""]
     assert [one.coalesce_key for one in list_scheduled(topic="t").rows] == ["c", "c", ""]
     call_command("queuescheduled", "t")
     lines = capsys.readouterr().out.splitlines()

@@ -97,7 +97,7 @@ def test_a_message_with_a_priority_is_not_scheduled(db):
         (10, False),
     ]
     session = Session(USING)
-    (row,) = scheduled.next_scheduled(USING)
+    (row,) = scheduled.list_scheduled(using=USING).rows
     assert row.key == lane("a", 10)
     assert scheduled.list_scheduled().rows == (row,)
     assert scheduled.topics(session) == [("t", Count(1, True))]
