@@ -213,11 +213,7 @@ class Past:
 def of_failures(
     session: Session, refs: Sequence[GroupRef], now: int, rule: Rule, *, most: int | None = None, window: float = 0.0
 ) -> dict[GroupRef, Past]:
-    """Return since when attempts of groups fail.
-
-    ``refs``: failing groups, the worst first. The first ``FAILING`` of them are read. ``most``: the largest number of
-    dead letters within a window that is tolerated; None: any number.
-    """
+    """Return since when the first ``FAILING`` of some groups fail; ``most``: dead letters that are tolerated."""
     first, window_ms = now - MINUTES_KEPT * 1000, int(window * 1000)
     found = rollups.of_groups(session, MINUTE, first, refs[:FAILING], now=now)
     runs = {ref: continuing(minutes, rule) for ref, minutes in found.items()}
@@ -245,11 +241,7 @@ class Failed(NamedTuple):
 
 
 def of_messages(session: Session, messages: Mapping[Failed, int]) -> dict[Failed, int]:
-    """Return when messages failed first, as far as the history of deliveries has it.
-
-    ``messages``: by message, when its group was last sought: failures before are not of these attempts. The first
-    ``MESSAGES`` of them are read.
-    """
+    """Return when the first ``MESSAGES`` messages first failed after their times, as far as it is recorded."""
     select = (
         "SELECT MIN(w.consumer_group), MIN(w.topic), MIN(w.message_offset), MIN(w.settled_at) "
         "FROM (SELECT message_offset, consumer_group, topic, outcome, settled_at "

@@ -343,10 +343,7 @@ def _several(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
 
 
 def _step(problems: Sequence[Problem]) -> tuple[str, Problem | None, Operation]:
-    """Return the next step for the most telling kind of problem, unless all problems of it have another one.
-
-    With it, return the sample of the errors, and the operation that the step is.
-    """
+    """Return the next step for the most telling kind of problem, the sample of the errors, and the step's operation."""
     kind = problems[0].kind
     alike = {(one.advice, one.operation) for one in problems if one.kind == kind}
     advice, operation = alike.pop() if len(alike) == 1 else ("", "")

@@ -190,11 +190,7 @@ def find_errors(
     shown: Shown = whole_line,
     bounds: Bounds = PAGES,
 ) -> ErrorListing:
-    """List the errors of handlers by group and kind.
-
-    ``topic``: only groups on this topic and on its DLQ topic. ``group``: only this consumer group. ``topics``: only
-    these topics and their DLQ topics; None: all. ``key``, ``by_key``: as for ``list_errors``.
-    """
+    """List errors as ``list_errors`` does, only those of some topics and their DLQ topics, as users may see them."""
     if topic is not None:
         only = frozenset({first_topic(topic)})
         topics = only if topics is None else only & topics
@@ -317,11 +313,7 @@ class _Reading:
         return all((*self._past.values(), *self._retrying.values(), *self._dead.values()))
 
     def kinds(self, recorded: Collection[GroupRef], *, key: str | None, by_key: bool) -> list[ErrorKind]:
-        """Return the kinds.
-
-        ``recorded``: the groups whose attempts of the last ``HOURS`` hours are all recorded and kept. ``key``: only
-        failures of messages with this key. ``by_key``: whether to return the keys of each kind.
-        """
+        """Return the kinds; ``recorded``: the groups whose attempts of the last hours are all recorded and kept."""
         tallies = dict(self._tallies)
         keys = self._keys() if by_key or key is not None else {}
         if key is not None:
@@ -475,12 +467,7 @@ def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[Gr
 def _moved(
     session: Session, refs: Collection[GroupRef], texts: _Texts, bounds: Bounds
 ) -> tuple[list[tuple[GroupRef, str, FailedJob]], bool]:
-    """Return jobs of queues that have failed and wait among the next scheduled messages, and whether these are all.
-
-    With each, return its queue and the masked text of its last error.
-
-    At most ``bounds.scheduled`` messages of the outbox are read, and the errors of ``bounds.errors`` jobs.
-    """
+    """Return jobs that have failed and wait for long with queue and masked text, and whether these are all."""
     queues = {ref.topic: ref for ref in refs}
     rows, is_read = failed_ones(session, most=bounds.scheduled)
     waiting = [row for row in rows if row.topic in queues]
@@ -496,10 +483,7 @@ def _moved(
 def retrying_of_kind(
     session: Session, ref: GroupRef, text: str, *, shown: Shown, moved: bool = True, bounds: Bounds = PAGES
 ) -> tuple[list[int], bool]:
-    """Return the offsets of a group's messages in retry whose masked error is a text, and whether these are all.
-
-    Only ``bounds.errors`` deliveries are read. ``moved``: whether to read jobs that wait in the outbox, too.
-    """
+    """Return the offsets of a group's messages in retry whose masked error is a text, and whether these are all."""
     texts = _Texts(shown)
     rows = _unsettled(session, [ref], bounds.errors + 1).get(ref, [])
     chosen = [one.offset for one in rows[: bounds.errors] if one.is_retrying and one.text(ref, texts) == text]
@@ -587,10 +571,7 @@ R = TypeVar("R")
 def read_shares(
     read: Callable[[Sequence[K], int], dict[K, list[R]]], keys: Sequence[K], most: int
 ) -> tuple[dict[K, list[R]], dict[K, bool]]:
-    """Return about ``most`` rows by key, and of each key whether these are all its rows.
-
-    The shares are equal; what some keys leave is read for the others a second time.
-    """
+    """Return about ``most`` rows by key, and which keys have no more; what some leave of a share is for others."""
     if not keys:
         return {}, {}
     share = max(1, most // len(keys))

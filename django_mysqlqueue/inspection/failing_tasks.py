@@ -69,12 +69,7 @@ class _Failures:
 
 
 def find(session: Session, started: Mapping[GroupRef, int], *, least: int, recent: int) -> dict[GroupRef, FailingTasks]:
-    """Return the queues that have tasks of which every attempt fails.
-
-    ``started``: queues in which jobs have failed lately, and when their subscribers started, in epoch milliseconds:
-    earlier attempts do not count. The first ``GROUPS`` of them are read. ``least``: minimum number of failed attempts.
-    ``recent``: a job of a task has failed since this time, or one waits for another attempt.
-    """
+    """Return the first ``GROUPS`` queues that have tasks of which every attempt since ``started`` fails."""
     if not started:
         return {}
     first = min(started.values())

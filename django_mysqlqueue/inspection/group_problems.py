@@ -59,10 +59,7 @@ def progress(
     began: Began = NOTHING,
     failed_first: Mapping[Failed, int] | None = None,
 ) -> Iterator[Problem]:
-    """Yield the reasons why messages of a group wait.
-
-    ``handler``: its handler, if this project has one. ``moves``: True if a delivery has ended within ``times.still``.
-    """
+    """Yield why messages of a group wait; ``moves``: whether a delivery has ended within ``times.still``."""
     ref, oldest_at, lag = group.ref, group.oldest_at, waiting(group.waiting_messages)
     waits = age(now, oldest_at)
     all_wait = partial(Problem, ref=ref, since=oldest_at, oldest_at=oldest_at, messages=group.waiting_messages)
@@ -121,10 +118,7 @@ def progress(
 
 
 def restarting_text(group: GroupOverview, now: int) -> str:
-    """Return that a supervisor will start a process again, as advice; empty if none is known to.
-
-    After a process has died, the supervisor waits for up to 30 seconds. It has no connection to say so.
-    """
+    """Return the advice that a supervisor, which cannot say it, will start a process again; empty if none will."""
     for row in group.subscribers:
         silent = age(now, row.heartbeat_at) - get_settings().lease_duration
         if not row.live and row.info.get("supervised") and silent < RESTART:
@@ -162,10 +156,7 @@ def failures(
 
 
 def failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, times: StallTimes, now: int) -> Run | None:
-    """Return the failures of a group that continue, as far as the attempts within the window tell.
-
-    Attempts that ended before its subscribers started are those of other processes, perhaps of other code.
-    """
+    """Return the failures that continue, of attempts of its present subscribers: earlier ones are of other code."""
     uptime = group.uptime(now)
     if uptime < times.started:
         return None
@@ -225,10 +216,7 @@ def _failing(
 
 
 def _share_text(ref: GroupRef, attempts: Attempts, since: int, now: int, *, is_begin: bool) -> tuple[str, bool]:
-    """Return which share of the attempts since a time has failed, and whether all have.
-
-    ``is_begin``: whether the failures began in that minute or hour. Its first attempts may have succeeded.
-    """
+    """Return which share of the attempts since a time has failed, and whether all have after its minute."""
     of_run = (attempts.ended if attempts.past is None else Ended(attempts.past.minutes)).since(since)
     later = Ended([one for one in of_run.buckets if one.at > since])
     every = not (later if later.failed else of_run).acked
@@ -248,10 +236,7 @@ def _share_text(ref: GroupRef, attempts: Attempts, since: int, now: int, *, is_b
 
 
 def _held_up(group: GroupOverview, handler: Handler | None) -> int:
-    """Return how many messages are being tried again, or wait for one that has failed.
-
-    It is a lower bound: that of the partitions whose first messages are known.
-    """
+    """Return how many messages, at least, are being tried again, or wait for one that has failed."""
     blocks = blocks_on_failure(group.mode, handler)
     number = 0
     for head in group.heads:
@@ -359,10 +344,7 @@ def _broken(group: GroupOverview) -> Iterator[Problem]:
 def _stuck(
     group: GroupOverview, handler: Handler | None, now: int, times: StallTimes, failed_first: Mapping[Failed, int]
 ) -> Iterator[Problem]:
-    """Yield messages that fail repeatedly.
-
-    Others wait for them with ``on_failure="block"`` and, in ordered mode, for those whose subscribers were lost.
-    """
+    """Yield messages that fail repeatedly, and those whose subscribers were lost: others may wait for them."""
     ordered = group.mode == ConsumerGroup.Mode.ORDERED
     live = {row.name for row in group.live}
     for head in stuck_heads(group, now, times):

@@ -314,8 +314,5 @@ def _group_beyond(limits: HealthLimits, group: GroupOverview, waits: float) -> I
 
 
 def _may_pass(count: Count, limit: int) -> bool:
-    """Return True if a count is above its limit, or may be.
-
-    A count that stopped below its limit can stand for any number: a false alarm is better than a missed one.
-    """
+    """Return True if a count is above its limit, or may be: a false alarm is better than a missed one."""
     return count.value > limit or not count.exact

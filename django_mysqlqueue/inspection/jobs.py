@@ -107,10 +107,7 @@ class JobSummary:
 
 
 def took_ms(last_attempted_at: int, retry_at: int, finished_at: int) -> int | None:
-    """Return the milliseconds of the last attempt of a job; None if the job has not ended, or not with an attempt.
-
-    One that is cancelled or expires while it waits for its next attempt ends without that.
-    """
+    """Return the milliseconds of a job's last attempt; None if it has not ended, or ended while it waited."""
     is_of_attempt = finished_at and last_attempted_at and last_attempted_at >= retry_at
     return max(0, finished_at - last_attempted_at) if is_of_attempt else None
 
@@ -268,10 +265,7 @@ def look(
     known: Sequence[str] | None = None,
     bounds: Bounds = PAGES,
 ) -> JobListing:
-    """Return a page of the jobs that match a filter.
-
-    ``known``: what ``tasks`` has returned, if it was read.
-    """
+    """Return a page of the jobs that match a filter, of the ``known`` tasks if ``tasks`` has returned them."""
     all_tasks = True
     value = wanted.task if wanted.status is None else wanted.status
     values: Sequence[str]
@@ -433,10 +427,7 @@ def _error(line: str) -> JobError:
 
 
 def message_offset(session: Session, job: JobSummary, *, search: bool = True, bounds: Bounds = PAGES) -> int | None:
-    """Return the offset of a job's message, or None if it was not found in the log.
-
-    ``search``: False if only ``enqueue()`` can have published it, which knows the partition.
-    """
+    """Return the offset of a job's message, or None; ``search``: False if only ``enqueue()`` can have published it."""
     place = (job.topic, lane(job.task, job.priority), job.id)
     found = log_entries.at_ids(session, [place]).get(place)
     if found is None and search:

@@ -58,10 +58,7 @@ class Reached(NamedTuple):
 def read_reached(
     session: Session, ref: GroupRef, limits: DeliveryLimits, key: str, now: int, live: Collection[str]
 ) -> Reached | None:
-    """Return the limit that holds a message back: the one for the longest, first those of messages in flight.
-
-    ``key``: the key of the message for the limits per key, or ``NO_KEY``.
-    """
+    """Return the limit that holds a message back: the one for the longest, first those of messages in flight."""
     reached = _reached(_accounts(session, ref, sorted({key, NO_KEY})), limits, now, live)
     return max(reached, key=lambda one: one.until or math.inf, default=None)
 

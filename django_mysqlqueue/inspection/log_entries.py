@@ -265,10 +265,7 @@ def search(
     limit: int = 50,
     bounds: Bounds = PAGES,
 ) -> ContentSearch:
-    """Search a text in the payloads, the metadata and the coalesce keys of messages, newest first, as they are stored.
-
-    The search ends after ``bounds.contents`` messages, ``bounds.content_bytes`` or ``bounds.content_seconds``.
-    """
+    """Search a text in payloads, metadata and coalesce keys as stored, newest first, until a bound is reached."""
     listing = list_messages(
         topic=topic, key=key, before=before, limit=bounds.contents, using=session.using, bounds=bounds
     )

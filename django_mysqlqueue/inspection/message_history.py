@@ -307,10 +307,7 @@ class Successor:
 def successors(
     session: Session, ref: GroupRef, key: str, offset: int, found: MessageContent | None, *, bounds: Bounds = PAGES
 ) -> list[Successor]:
-    """Return the messages that a group's dead letters of a message were redriven or edited to, oldest first.
-
-    ``found``: the message, if it is still in the log.
-    """
+    """Return the messages that a group's dead letters of a message were redriven or edited to, oldest first."""
     rows = session.rows(
         "SELECT w.outcome, w.settled_at, w.settled_by, m.`offset`, m.original_offset, m.metadata FROM ("
         "SELECT e.id, e.outcome, e.settled_at, e.settled_by, e.related_id, e.partition_key "
@@ -346,10 +343,7 @@ def latest_with_key(session: Session, content: MessageContent) -> int:
 
 
 def made_of(session: Session, events: Iterable[RecordedDelivery]) -> dict[int, int]:
-    """Return a dict from event id to the offset of the resulting message, for those that are in the log.
-
-    A dead letter is in the DLQ topic; a redriven message is in the original topic.
-    """
+    """Return the offsets of the dead letters and redriven messages that are in the log, by the id of their event."""
     wanted = {}
     for event in events:
         if event.related_id:

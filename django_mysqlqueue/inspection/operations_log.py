@@ -200,10 +200,7 @@ def _state(row: Any, now: int) -> State:
 def pauses_of(
     session: Session, registered: Mapping[GroupRef, int], *, bounds: Bounds = PAGES
 ) -> dict[GroupRef, OperationEntry]:
-    """Return the operations that have paused groups, if they are among the newest ``PAUSES`` on their topics.
-
-    ``registered``: the groups, which are paused, and when each was registered.
-    """
+    """Return the operations that have paused groups since they were registered, among the newest on their topics."""
     if not registered:
         return {}
     wanted = OperationFilter(topics={ref.topic for ref in registered}, actions=PAUSING)

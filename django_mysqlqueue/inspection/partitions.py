@@ -120,10 +120,7 @@ def keys(
     prefix: str = "",
     limit: int = 50,
 ) -> list[str]:
-    """Return partitions of a group in order of key: those that it has read, and those with messages in the log.
-
-    ``owner``: instead, those whose lease this subscriber owns; ``""`` for those that have a lease without an owner.
-    """
+    """Return the partitions that a group has read and those of the log, or those that ``owner`` has leased."""
     last = after if after is not None and after.encode() >= prefix.encode() else None
     condition, parameter = ("partition_key >= %s", prefix) if last is None else ("partition_key > %s", last)
     table, index, of_owner = OFFSETS, "PRIMARY", ""
@@ -187,10 +184,7 @@ class _Unsettled(NamedTuple):
 
 
 def _unsettled(session: Session, ref: GroupRef, places: Mapping[str, int], most: int) -> dict[str, _Unsettled]:
-    """Count the messages in each partition that a group has not settled.
-
-    Messages between watermark and position without a row of delivery state were passed, so they are not counted.
-    """
+    """Count unsettled messages by partition, without those below the position that have no row: they were passed."""
     unclaimed = _counts(
         session,
         "SELECT %s AS k, COUNT(*), SUM(CASE WHEN w.target_group IN ('', %s) THEN 1 ELSE 0 END), "

@@ -138,10 +138,7 @@ def why(
 
 
 def _others(session: Session, content: MessageContent, state: GroupState, bounds: Bounds) -> list[_Other]:
-    """Return other messages of the partition among the group's unsettled ones that are due first, by offset.
-
-    In ordered mode, those in flight are due since their claim. So they are read before those that wait.
-    """
+    """Return others of the partition that are due first, by offset: those in flight are, in ordered mode."""
     rows = session.rows(
         f"SELECT s.message_offset, s.invisible_until, {HELD_BY}, s.delivery_token, s.delivered_by "
         "FROM (SELECT partition_key AS k, message_offset AS o "

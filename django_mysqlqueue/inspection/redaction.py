@@ -16,10 +16,7 @@ def hook() -> Callable[..., str] | None:
 
 
 def redacted(text: str, *, topic: str, kind: str) -> str:
-    """Return a text of a message, redacted by the function in the setting ``REDACT``.
-
-    The function gets the original topic of a dead letter, so that dead letters are redacted like their messages.
-    """
+    """Return a text of a message or of its dead letter, redacted by the function in the setting ``REDACT``."""
     function = hook()
     if function is None:
         return text

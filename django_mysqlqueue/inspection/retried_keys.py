@@ -71,11 +71,7 @@ class _Failing(NamedTuple):
 
 
 def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> dict[GroupRef, RetriedKeys]:
-    """Return the groups that have keys of which every attempt fails.
-
-    ``started``: groups with messages that have failed, and when their subscribers started, in epoch milliseconds:
-    earlier attempts do not count. The first ``GROUPS`` of them are read.
-    """
+    """Return the first ``GROUPS`` groups that have keys of which every attempt since ``started`` fails."""
     found: dict[GroupRef, RetriedKeys] = {}
     for ref, at in list(started.items())[:GROUPS]:
         those, is_whole = failing(session, ref)

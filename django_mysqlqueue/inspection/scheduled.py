@@ -152,10 +152,7 @@ def _message(row: Any) -> ScheduledMessage:
 
 
 def with_id(session: Session, topic: str, message_id: str) -> list[ScheduledMessage]:
-    """Return the scheduled messages of a topic that ``publish`` gave an id, in order of their time.
-
-    Ids are unique within a key, so there may be several. This reads the index of scheduled messages to its end.
-    """
+    """Return the scheduled messages of a topic with an id, which is unique within a key, in order of their time."""
     return _by_id(session, list(scheduling.find(session, [topic], [message_id])))
 
 

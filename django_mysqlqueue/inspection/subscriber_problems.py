@@ -114,10 +114,7 @@ class NewestJobs(NamedTuple):
 def missing_tasks(
     session: Session, overview: QueueOverview, times: StallTimes, *, bounds: Bounds = PAGES
 ) -> Iterator[Problem]:
-    """Yield tasks that live subscribers have said they cannot run, while jobs of them wait.
-
-    Without such subscribers, nothing is read.
-    """
+    """Yield tasks that live subscribers have said they cannot run, while jobs of them wait."""
     for group in overview.groups:
         lacking = sorted({path for row in group.live for path in row.unknown})
         for path in lacking:

@@ -115,10 +115,7 @@ def read_subscribers(
 
 
 def replaced(subscribers: Sequence[SubscriberStatus]) -> set[str]:
-    """Return the lost subscribers of a group that others have replaced, one each, by starting after their end.
-
-    The others may be lost in turn.
-    """
+    """Return the lost subscribers that others, which may be lost in turn, have replaced by starting after their end."""
     started = deque(sorted(row.started_at for row in subscribers))
     found: set[str] = set()
     for row in sorted((row for row in subscribers if not row.live), key=lambda row: row.heartbeat_at):
@@ -150,10 +147,7 @@ class Refusal:
 
 
 def read_refusals(session: Session) -> list[Refusal]:
-    """Return the refusals after which no subscriber of the same groups has started, the newest first.
-
-    If the groups are not known, any subscriber of the database counts.
-    """
+    """Return the refusals after which no subscriber of their groups, or of any if unknown, has started."""
     rows = session.rows(
         f"SELECT subscriber_name, heartbeat_at, info FROM {HEARTBEATS}{session.dialect.force_index('PRIMARY')} "
         "WHERE consumer_group = %s AND topic = %s ORDER BY heartbeat_at DESC LIMIT %s",
@@ -240,10 +234,7 @@ def read_busy(
 
 
 def mean_handler_ms(session: Session, ref: GroupRef, now: int) -> float | None:
-    """Return how long the last calls of a group's handler took on average, in milliseconds.
-
-    None if there were no calls lately, or if acks of the group are not recorded: the others are not typical.
-    """
+    """Return the average of the last calls of a group's handler; None without calls, or if acks are not recorded."""
     if delivery_events.level(ref) != "all":
         return None
     (mean,) = session.one(

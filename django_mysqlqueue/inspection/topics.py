@@ -80,12 +80,7 @@ class TopicSummary:
 def summarize_topics(
     session: Session, topics: Iterable[str], groups: Sequence[GroupOverview], now: int, *, bounds: Bounds = PAGES
 ) -> list[TopicSummary]:
-    """Return summaries of topics by name.
-
-    ``groups``: those that read them.
-
-    What needs the log is read until ``bounds.seconds`` have passed.
-    """
+    """Return summaries of topics by name, with what needs the log until ``bounds.seconds`` have passed."""
     until = time.monotonic() + bounds.seconds
     of_topic: dict[str, list[GroupOverview]] = {topic: [] for topic in sorted(topics)}
     for group in groups:
@@ -145,12 +140,7 @@ def _estimate(session: Session, topic: str) -> int | None:
 def _holder(
     groups: Sequence[GroupOverview], first: tuple[int, int] | None, archived: int | None, youngest: int | None
 ) -> tuple[GroupRef | None, int | None]:
-    """Return the group that keeps GC from deleting messages, and the time of its oldest one; (None, None): no group.
-
-    Without a group, a time means that the archive does not have the messages yet.
-
-    ``youngest``: the time up to which messages may be deleted; None: they never are.
-    """
+    """Return the group, or None for the archive, that keeps GC from deleting, and the time of its oldest message."""
     if youngest is None:
         return None, None
     late = [(group.oldest_at, group.ref) for group in groups if group.oldest_at is not None]

@@ -393,10 +393,7 @@ MINUTES = 2
 
 
 def with_samples(overview: QueueOverview) -> QueueOverview:
-    """Return an overview with the newest sample of each group whose count stopped, and the sample's age.
-
-    A sample that stopped, too, says nothing: a bound of a while ago is none of now.
-    """
+    """Return an overview with the newest exact sample of each group whose count stopped, and the sample's age."""
     stopped = [group.ref for group in overview.groups if not group.lag.exact]
     if not stopped:
         return overview
