@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from django_mysqlqueue.inspection import error_kinds
+from django_mysqlqueue.inspection.always_failing import AlwaysFailing
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.problem import FAILURES, NONE, OPERATIONS, Problem, age, most_frequent
-from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service import log_places
 from django_mysqlqueue.service.counts import Count
@@ -42,7 +42,7 @@ def added(
     overview: QueueOverview,
     problems: Sequence[Problem],
     declared: Mapping[GroupRef, Handler],
-    by_key: Mapping[GroupRef, RetriedKeys],
+    by_key: Mapping[GroupRef, AlwaysFailing],
 ) -> Iterator[Problem]:
     """Yield problems with what they cost, and with an error if handlers fail."""
     groups = {group.ref: group for group in overview.groups}

@@ -9,13 +9,12 @@ from functools import partial
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_mysqlqueue.inspection.always_failing import AlwaysFailing
 from django_mysqlqueue.inspection.beginnings import NOTHING, Began, Ended, Failed, Past, Rule, Run, continuing
 from django_mysqlqueue.inspection.bounds import StallTimes
-from django_mysqlqueue.inspection.failing_tasks import FailingTasks
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.problem import NONE, Operation, Problem, age, first_names, most_frequent, waiting
-from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.options.conf import HealthSettings, get_settings
@@ -45,7 +44,7 @@ class Attempts:
     """Earlier attempts; None: they are not known."""
     explained: int = 0
     """Number of messages that fail because of their key, or of their task."""
-    tasks: FailingTasks | None = None
+    tasks: AlwaysFailing | None = None
     """The tasks of which every attempt fails, if the group is a queue of jobs."""
 
 
@@ -211,7 +210,7 @@ def _failing(
         failed=harmed,
     )
     if not acked and (tasks := attempts.tasks) is not None:
-        found = replace(found, text=_tasks_text(ref, tasks, now), task=tasks.tasks[0], error=tasks.error)
+        found = replace(found, text=_tasks_text(ref, tasks, now), task=tasks.names[0], error=tasks.error)
     yield found
 
 
@@ -246,62 +245,49 @@ def _held_up(group: GroupOverview, handler: Handler | None) -> int:
     return number
 
 
-def retrying(ref: GroupRef, found: RetriedKeys, thresholds: HealthSettings, now: int) -> Problem:
-    """Return that every attempt at the messages of some keys fails."""
-    number = Count(len(found.offsets), found.exact)
+def retrying(ref: GroupRef, found: AlwaysFailing, thresholds: HealthSettings, now: int) -> Problem:
+    """Return that every attempt at the messages of some keys, or at the jobs of some tasks, fails."""
+    problem = Problem(
+        0 if rule_of(thresholds).share < 1 else 1,
+        "retrying",
+        _keys_text(ref, found, now) if found.offsets else _tasks_text(ref, found, now),
+        ref,
+        since=found.since,
+        messages=found.messages,
+        error=found.error,
+        failed=found.messages,
+    )
+    if found.offsets:
+        return replace(problem, key=found.names[0])
+    advice = _("Fix the task or what it calls, then redrive its dead letters.")
+    return replace(problem, task=found.names[0], advice=advice, operation="redrive")
+
+
+def _keys_text(ref: GroupRef, found: AlwaysFailing, now: int) -> str:
     text = ngettext(
         "%(failures)s of %(all)s failures of %(ref)s since %(time)s have the key %(keys)s, of which all attempts fail.",
         "%(failures)s of %(all)s failures of %(ref)s since %(time)s have the keys %(keys)s, of which all attempts "
         "fail.",
-        len(found.keys),
+        len(found.names),
     )
-    values = {
+    return text % {
         "ref": ref,
-        "keys": first_names(map(repr, found.keys)),
+        "keys": first_names(map(repr, found.names)),
         "time": clock_text(found.since, now),
-        "failures": str(Count(found.failures, found.exact)),
-        "all": str(Count(found.failures + found.others, found.exact)),
+        "failures": str(found.failures),
+        "all": str(found.failures + Count(found.others)),
     }
-    return Problem(
-        0 if rule_of(thresholds).share < 1 else 1,
-        "retrying",
-        text % values,
-        ref,
-        found.keys[0],
-        since=found.since,
-        messages=number,
-        error=last_line(found.error),
-        failed=number,
-    )
 
 
-def failing_tasks(ref: GroupRef, found: FailingTasks, thresholds: HealthSettings, now: int) -> Problem:
-    """Return that every attempt at the jobs of some tasks fails."""
-    number = Count(found.jobs, found.exact)
-    return Problem(
-        0 if rule_of(thresholds).share < 1 else 1,
-        "retrying",
-        _tasks_text(ref, found, now),
-        ref,
-        task=found.tasks[0],
-        advice=_("Fix the task or what it calls, then redrive its dead letters."),
-        operation="redrive",
-        since=found.since,
-        messages=number,
-        error=found.error,
-        failed=number,
-    )
-
-
-def _tasks_text(ref: GroupRef, found: FailingTasks, now: int) -> str:
+def _tasks_text(ref: GroupRef, found: AlwaysFailing, now: int) -> str:
     text = _(
         "%(names)s: every attempt has failed since %(time)s (%(failures)s failures of %(number)s jobs of %(ref)s)."
     )
     return text % {
-        "names": first_names(map(task_name, found.tasks)),
+        "names": first_names(map(task_name, found.names)),
         "time": clock_text(found.since, now),
-        "failures": str(Count(found.failures, found.exact)),
-        "number": str(Count(found.jobs, found.exact)),
+        "failures": str(found.failures),
+        "number": str(found.messages),
         "ref": ref,
     }
 

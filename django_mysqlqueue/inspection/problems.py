@@ -9,12 +9,11 @@ from collections import defaultdict
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.inspection import (
+    always_failing,
     beginnings,
     costs,
-    failing_tasks,
     group_problems,
     queue_problems,
-    retried_keys,
     subscriber_problems,
 )
 from django_mysqlqueue.inspection.beginnings import Ended, Failed, Past
@@ -79,17 +78,15 @@ def find_problems(
     started = {ref: now - int(uptime * 1000) for ref, uptime in uptimes.items() if uptime >= stall_times.started}
     often = {ref for ref, ended in lately.items() if ended.failed >= least}
     of_jobs = {ref: at for ref, at in started.items() if ref in often and is_of_jobs(ref)}
-    by_task = failing_tasks.find(session, of_jobs, least=least, recent=recent)
+    by_task = always_failing.find_tasks(session, of_jobs, least=least, recent=recent)
     unsettled = {
         group.ref: group.retrying.value + (group.ref in often) * group.in_flight.value
         for group in sorted(overview.groups, key=lambda one: -one.retrying.value)
         if group.ref in started
     }
-    several = {ref: started[ref] for ref, number in unsettled.items() if number >= retried_keys.LEAST}
-    by_key = retried_keys.find(session, several, least=least)
-    explained = {ref: len(keys.offsets) for ref, keys in by_key.items()} | {
-        ref: tasks.jobs for ref, tasks in by_task.items()
-    }
+    several = {ref: started[ref] for ref, number in unsettled.items() if number >= always_failing.LEAST}
+    by_key = always_failing.find_keys(session, several, least=least)
+    explained = by_key | by_task
     stuck = {
         Failed(group.ref, head.offset): group.sought_at
         for group in overview.groups
@@ -111,21 +108,14 @@ def find_problems(
             thresholds,
             overview.window,
             past=past.get(group.ref),
-            explained=explained.get(group.ref, 0),
+            explained=explained[group.ref].messages.value if group.ref in explained else 0,
             tasks=by_task.get(group.ref),
         )
         found += group_problems.failures(group, declared.get(group.ref), attempts, stall_times, overview.now)
     # If every attempt of a group fails, keys tell nothing, and that problem names the tasks.
     failing = {one.ref for one in found if one.kind == "failing" and one.ref and not lately[one.ref].acked}
     found += [
-        group_problems.retrying(ref, keys, thresholds, overview.now)
-        for ref, keys in by_key.items()
-        if ref not in failing and ref not in by_task
-    ]
-    found += [
-        group_problems.failing_tasks(ref, tasks, thresholds, overview.now)
-        for ref, tasks in by_task.items()
-        if ref not in failing
+        group_problems.retrying(ref, one, thresholds, now) for ref, one in explained.items() if ref not in failing
     ]
     found += subscriber_problems.missing_tasks(session, overview, stall_times, bounds=bounds)
     found += subscriber_problems.lost_subscribers(session, overview)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_mysqlqueue.inspection import failing_tasks, find_causes, find_problems, get_overview
+from django_mysqlqueue.inspection import always_failing, find_causes, find_problems, get_overview
 from django_mysqlqueue.models import JobResult
 from django_mysqlqueue.tasks import RetryLater, job
 from django_mysqlqueue.tasks.handlers import job_handlers
@@ -153,17 +153,17 @@ def test_jobs_that_were_cancelled_before_they_started_have_not_failed(runs):
 def test_failures_of_processes_that_have_ended_do_not_count(runs, clock):
     runs(failing(5))
     session, now = Session(USING), Session(USING).now()
-    assert failing_tasks.find(session, {job_worlds.JOBS: now - 600_000}, least=10, recent=0)
-    assert not failing_tasks.find(session, {job_worlds.JOBS: now - 1000}, least=10, recent=0)
+    assert always_failing.find_tasks(session, {job_worlds.JOBS: now - 600_000}, least=10, recent=0)
+    assert not always_failing.find_tasks(session, {job_worlds.JOBS: now - 1000}, least=10, recent=0)
 
 
 def test_of_successes_that_were_not_read_nothing_is_said(runs, monkeypatch):
     """Before the oldest success that was read, the task may have succeeded."""
     runs(failing(5), lambda: [jobs.add.enqueue(one) for one in range(20)])
     session, began = Session(USING), {job_worlds.JOBS: Session(USING).now() - 600_000}
-    assert failing_tasks.find(session, began, least=10, recent=0)
-    monkeypatch.setattr(failing_tasks, "ENDED", 15)
-    assert not failing_tasks.find(session, began, least=10, recent=0)
+    assert always_failing.find_tasks(session, began, least=10, recent=0)
+    monkeypatch.setattr(always_failing, "ENDED", 15)
+    assert not always_failing.find_tasks(session, began, least=10, recent=0)
 
 
 def test_what_failed_before_the_window_and_waits_for_nothing_is_over(runs, clock):
@@ -177,5 +177,5 @@ def test_what_failed_before_the_window_and_waits_for_nothing_is_over(runs, clock
 
 def test_without_failures_results_are_not_read(runs, monkeypatch):
     runs(lambda: [jobs.add.enqueue(one) for one in range(20)], rounds=1)
-    monkeypatch.setattr(failing_tasks, "ended", None)
+    monkeypatch.setattr(always_failing, "ended", None)
     assert not found("failing", "retrying")

@@ -16,12 +16,11 @@ from django_mysqlqueue.inspection import (
     queue_problems,
     subscriber_problems,
 )
-from django_mysqlqueue.inspection.failing_tasks import FailingTasks
+from django_mysqlqueue.inspection.always_failing import AlwaysFailing
 from django_mysqlqueue.inspection.health import _finding
 from django_mysqlqueue.inspection.limited import Limited
 from django_mysqlqueue.inspection.outbox import RefusedMessage, RelayBacklog
 from django_mysqlqueue.inspection.problem import Kind
-from django_mysqlqueue.inspection.retried_keys import RetriedKeys
 from django_mysqlqueue.inspection.subscriber_problems import Death, NewestJobs
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import ConsumerGroup
@@ -71,10 +70,10 @@ def of_groups():
     one = group(head(900), **many, **served)
     limits = HealthSettings(max_failure_ratio=0.5, min_attempts=4)
     yield from group_problems.failures(one, None, group_problems.Attempts(ended((0, 9, 9)), limits, 600), TIMES, NOW)
-    keys = RetriedKeys(keys=("k",), offsets=(1, 2), failures=9, others=0, since=ago(90), error=ERROR, exact=True)
+    keys = AlwaysFailing(("k",), Count(2), Count(9), since=ago(90), error=ERROR, offsets=(1, 2))
     yield group_problems.retrying(G, keys, limits, NOW)
-    tasks = FailingTasks(("shop.tasks.pay",), jobs=2, failures=9, exact=True, since=ago(90), error=ERROR)
-    yield group_problems.failing_tasks(G, tasks, limits, NOW)
+    tasks = AlwaysFailing(("shop.tasks.pay",), Count(2), Count(9), since=ago(90), error=ERROR)
+    yield group_problems.retrying(G, tasks, limits, NOW)
 
 
 def of_the_queue(monkeypatch):

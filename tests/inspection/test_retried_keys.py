@@ -9,7 +9,7 @@ from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.health import QueueHealth
-from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, retried_keys, status_of
+from django_mysqlqueue.inspection import always_failing, find_causes, find_problems, get_overview, status_of
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.options.backoff import Backoff
 from tests.support.harness import USING, Sub, handler, sequence
@@ -157,7 +157,7 @@ def test_if_every_attempt_fails_that_is_the_problem(fails, clock):
 
 
 def test_of_many_messages_the_latest_due_ones_are_read(fails, monkeypatch):
-    monkeypatch.setattr(retried_keys, "MESSAGES", 12)
+    monkeypatch.setattr(always_failing, "MESSAGES", 12)
     fails("globex")
     (problem,) = found()
     assert problem.text.startswith("24+ of 24+ failures of g/t since ")
@@ -207,8 +207,8 @@ def test_of_a_key_whose_rows_are_not_read_down_to_a_failing_one_nothing_is_known
     sequence()
     sub.step()
     started = {GroupRef("g", "t"): 0}
-    known = retried_keys.find(Session(USING), started, least=10)[GroupRef("g", "t")]
-    assert "globex" in known.keys
-    monkeypatch.setattr(retried_keys, "ROWS", 20 if failing == "all" else 12)
-    known = retried_keys.find(Session(USING), started, least=10).get(GroupRef("g", "t"))
-    assert ("globex" in getattr(known, "keys", ())) == (failing == "all")
+    known = always_failing.find_keys(Session(USING), started, least=10)[GroupRef("g", "t")]
+    assert "globex" in known.names
+    monkeypatch.setattr(always_failing, "ROWS", 20 if failing == "all" else 12)
+    known = always_failing.find_keys(Session(USING), started, least=10).get(GroupRef("g", "t"))
+    assert ("globex" in getattr(known, "names", ())) == (failing == "all")

@@ -20,11 +20,11 @@ from django_mysqlqueue.filter_policies import parse
 from django_mysqlqueue.inspection import (
     PAGES,
     Bounds,
+    always_failing,
     beginnings,
     count_jobs,
     dead_letters,
     error_kinds,
-    failing_tasks,
     find_problems,
     get_group,
     get_job,
@@ -45,7 +45,6 @@ from django_mysqlqueue.inspection import (
     outbox,
     partitions,
     reasons,
-    retried_keys,
     subscriber_problems,
     subscribers,
     summarize_tasks,
@@ -372,7 +371,7 @@ def _waiting_jobs() -> None:
     with as_role("reader"):
         (kind,) = list_errors(group=job_worlds.JOBS.group, using=USING).kinds
         assert kind.retrying
-        assert failing_tasks._moved(Session(USING), [job_worlds.JOBS])[0]
+        assert always_failing._moved(Session(USING), [job_worlds.JOBS])[0]
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=9)
     with as_role("operator"):
         assert operations.retry(*job_worlds.JOBS, error="none has it", actor="test", dry_run=True).planned == 0
@@ -473,8 +472,8 @@ def _read_jobs() -> None:
     assert {one.task for one in summarize_tasks(using=USING).tasks} >= {found.summary.task}
     found_topics = summarize_topics(session, ["t"], (), 0, bounds=dataclasses.replace(PAGES, count=0))
     assert found_topics[0].oldest_at
-    failing_tasks.find(session, {job_worlds.JOBS: 0}, least=1, recent=0)
-    failing_tasks._last_error(session, found.summary.id)
+    always_failing.find_tasks(session, {job_worlds.JOBS: 0}, least=1, recent=0)
+    always_failing._last_error(session, found.summary.id)
     partitions.in_flight(session, job_worlds.JOBS)
     JobResult.objects.filter(status="READY").update(retry_at=session.now() + 60_000)
     assert jobs.waiting(session, limit=1)
@@ -799,10 +798,10 @@ def _glance(session: Session, ref: GroupRef) -> None:
     rule = beginnings.Rule(0.5, 10)
     beginnings.of_failures(session, [ref], found.now, rule, most=10, window=600)
     beginnings.of_messages(session, {Failed(ref, head.offset): 0 for head in group.heads})
-    retried_keys.find(session, {ref: 0}, least=1)
+    always_failing.find_keys(session, {ref: 0}, least=1)
     few = [head.offset for head in group.heads[:2]]
-    retried_keys.failed_at(session, ref, few)
-    retried_keys._succeeded_at(session, ref, [head.key for head in group.heads])
+    always_failing.failed_at(session, ref, few)
+    always_failing._succeeded_at(session, ref, [head.key for head in group.heads])
     newest = list_messages(topic="t", using=USING, limit=10).entries
     assert log.publisher_keys(session, {one.offset: "__p:1" for one in newest})
     assert partitions.at(session, group, [head.key for head in group.heads])

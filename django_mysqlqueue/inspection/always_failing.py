@@ -1,27 +1,33 @@
-"""Keys of which every attempt fails, while attempts at messages with other keys succeed.
+"""Keys and tasks of which every attempt fails, while attempts at other messages of their group succeed.
 
-Only failures are recorded for certain, so successes are found where they leave a trace: a settled row above a message
-of the partition that waits, or a message that has failed and is no longer there. Nothing is written for this.
+Nothing is written for this. Only failures are recorded for certain, so successes of keys are found where they leave a
+trace: a settled row above a message of the partition that waits, or a message that has failed and is no longer there.
+Of tasks, results tell which jobs have ended lately, and how.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.db.tables import EVENTS, STATE
+from django_mysqlqueue.db.tables import EVENTS, RESULTS, STATE
 from django_mysqlqueue.inspection.dead_letters import LINE
+from django_mysqlqueue.inspection.tasks import ERROR_READ, EndedJob, ended, error_line, failed_ones
 from django_mysqlqueue.models import DeliveryEvent
+from django_mysqlqueue.names.rules import JOB_PREFIX
+from django_mysqlqueue.service import job_results, messages
+from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.job_rows import FAILED, SUCCESSFUL
 from django_mysqlqueue.service.log import publisher_keys
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session
 
 Outcome = DeliveryEvent.Outcome
-FAILED = (Outcome.FAILED.value, Outcome.DEAD_LETTERED.value)
+HAVE_FAILED = (Outcome.FAILED.value, Outcome.DEAD_LETTERED.value)
 SETTLED = (Outcome.DEAD_LETTERED.value, Outcome.DELETED.value, Outcome.EXPIRED.value, Outcome.SUPERSEDED.value)
 """Outcomes that settle a message without success."""
 MESSAGES = 200
@@ -40,25 +46,33 @@ LEAST = 2
 SPAN_MS = 60_000
 """Milliseconds between the first and the last failure. A fault that is over sooner is none of the key."""
 
+SCHEDULED = 2500
+"""Number of scheduled messages among which jobs that wait for long are searched, of all topics together."""
+ENDED = 1000
+"""Number of the newest results of each status that are read, of all queues together."""
+
 
 @dataclass(frozen=True, slots=True)
-class RetriedKeys:
-    """Messages of a group that have failed and are not settled, of the keys of which every attempt fails."""
+class AlwaysFailing:
+    """Messages of a group that have failed, of the keys or tasks of which every attempt fails."""
 
-    offsets: tuple[int, ...]
-    """The messages that were read, lowest offset first."""
-    failures: int
-    """How many attempts of these have failed since the last success of their key."""
-    others: int
-    """How many attempts of the other messages that were read have failed."""
-    keys: tuple[str, ...]
-    """The publisher's keys, the one with most messages first."""
-    exact: bool
-    """True if all unsettled messages of the group were read."""
-    error: str
-    """The end of the last error of one of them."""
+    names: tuple[str, ...]
+    """The publisher's keys, or the dotted paths of the tasks, the one with most messages first."""
+    messages: Count
+    """How many messages, or jobs, of those that were read."""
+    failures: Count
+    """How many attempts of these have failed since the last success of their key or task, as far as they are known."""
     since: int
     """When the first of these attempts failed."""
+    error: str
+    """The last line of the error of one of them."""
+    offsets: tuple[int, ...] = ()
+    """The messages, if they have keys in common."""
+    others: int = 0
+    """How many attempts of the other messages that were read have failed."""
+
+
+# -- keys ---------------------------------------------------------------------
 
 
 class _Failing(NamedTuple):
@@ -70,9 +84,9 @@ class _Failing(NamedTuple):
     error: str
 
 
-def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> dict[GroupRef, RetriedKeys]:
+def find_keys(session: Session, started: Mapping[GroupRef, int], *, least: int) -> dict[GroupRef, AlwaysFailing]:
     """Return the first ``GROUPS`` groups that have keys of which every attempt since ``started`` fails."""
-    found: dict[GroupRef, RetriedKeys] = {}
+    found: dict[GroupRef, AlwaysFailing] = {}
     for ref, at in list(started.items())[:GROUPS]:
         those, is_whole = failing(session, ref)
         by_key = _by_key(session, those, least)
@@ -80,14 +94,14 @@ def find(session: Session, started: Mapping[GroupRef, int], *, least: int) -> di
         if failures:
             keys = sorted(failures, key=lambda key: (-len(by_key[key]), key))
             chosen = [one for key in keys for one in by_key[key]]
-            found[ref] = RetriedKeys(
-                offsets=tuple(sorted(one.offset for one in chosen)),
-                failures=sum(map(len, failures.values())),
-                others=sum(one.attempts for one in those) - sum(one.attempts for one in chosen),
-                keys=tuple(keys),
-                exact=is_whole,
-                error=chosen[0].error,
+            found[ref] = AlwaysFailing(
+                names=tuple(keys),
+                messages=Count(len(chosen), is_whole),
+                failures=Count(sum(map(len, failures.values())), is_whole),
                 since=min(map(min, failures.values())),
+                error=messages.last_line(chosen[0].error),
+                offsets=tuple(one.offset for one in chosen),
+                others=sum(one.attempts for one in those) - sum(one.attempts for one in chosen),
             )
     return found
 
@@ -147,7 +161,7 @@ def failed_at(session: Session, ref: GroupRef, offsets: Sequence[int]) -> dict[i
     )
     found: defaultdict[int, list[int]] = defaultdict(list)
     for offset, group, topic, outcome, at in session.each(select, [(offset, ATTEMPTS) for offset in offsets]):
-        if (group, topic) == ref and outcome in FAILED:
+        if (group, topic) == ref and outcome in HAVE_FAILED:
             found[offset].append(at)
     return found
 
@@ -228,3 +242,115 @@ def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dic
     )
     there = {offset for (offset,) in rows}
     return {offset: place for offset, place in failed.items() if offset not in there} | found
+
+
+# -- tasks --------------------------------------------------------------------
+
+
+_SucceededAt = defaultdict[tuple[str, str], int]
+"""By queue and task, the time after which certainly no job has succeeded."""
+
+
+@dataclass(slots=True)
+class _Failures:
+    """The failures of a task."""
+
+    jobs: set[object] = field(default_factory=set)
+    """The offset of a message for a job that waits, or the id of one that has ended."""
+    times: list[int] = field(default_factory=list)
+    ended: str = ""
+    """The id of the newest that has ended."""
+    error: str = ""
+    """The end of the error of one that waits."""
+    moved: str = ""
+    """The id of one that waits for long."""
+
+    def is_task(self, least: int, recent: int) -> bool:
+        """Return whether the task itself seems to fail: several of its jobs, often, for long enough, and still."""
+        if len(self.jobs) < LEAST or len(self.times) < least:
+            return False
+        last = max(self.times)
+        return last - min(self.times) >= SPAN_MS and (last >= recent or bool(self.error or self.moved))
+
+
+def find_tasks(
+    session: Session, started: Mapping[GroupRef, int], *, least: int, recent: int
+) -> dict[GroupRef, AlwaysFailing]:
+    """Return the first ``GROUPS`` queues that have tasks of which every attempt since ``started`` fails."""
+    if not started:
+        return {}
+    first = min(started.values())
+    good, bad = (ended(session, status, first, ENDED) for status in (SUCCESSFUL, FAILED))
+    known_from = good[-1].at if len(good) >= ENDED else 0
+    succeeded = defaultdict(lambda: known_from, {(one.queue, one.task): one.at for one in reversed(good)})
+    moved, is_read = _moved(session, started)
+    found = {}
+    for ref, begin in list(started.items())[:GROUPS]:
+        of_task: defaultdict[str, _Failures] = defaultdict(_Failures)
+        _add(of_task, ref, [one for one in bad if one.last_attempted_at and one.at > begin], succeeded)
+        is_whole = _add_waiting(session, of_task, ref, begin, succeeded) and is_read
+        _add(of_task, ref, [one for one in moved if one.at > begin], succeeded)
+        chosen = {task: failures for task, failures in of_task.items() if failures.is_task(least, recent)}
+        if chosen:
+            found[ref] = _summary(session, chosen, exact=is_whole and len(bad) < ENDED)
+    return found
+
+
+def _add(of_task: Mapping[str, _Failures], ref: GroupRef, jobs: Iterable[EndedJob], succeeded: _SucceededAt) -> None:
+    """Add the last failures of jobs of a queue since the last success of their task."""
+    queue = ref.topic.removeprefix(JOB_PREFIX)
+    for one in jobs:
+        if one.queue == queue and one.at > succeeded[queue, one.task]:
+            failures = of_task[one.task]
+            failures.jobs.add(one.id)
+            failures.times.append(one.at)
+            if one.last_attempted_at:
+                failures.ended = failures.ended or one.id
+            else:
+                failures.moved = failures.moved or one.id
+
+
+def _add_waiting(
+    session: Session, of_task: Mapping[str, _Failures], ref: GroupRef, begin: int, succeeded: _SucceededAt
+) -> bool:
+    """Add the failed attempts of jobs that wait for another one; return whether all of these jobs were read."""
+    queue = ref.topic.removeprefix(JOB_PREFIX)
+    waiting, is_whole = failing(session, ref)
+    times = failed_at(session, ref, [one.offset for one in waiting])
+    for one in waiting:
+        task = job_results.task_of(ref, one.partition)
+        since = max(begin, succeeded[queue, task])
+        if failed := [at for at in times.get(one.offset, ()) if at > since]:
+            failures = of_task[task]
+            failures.jobs.add(one.offset)
+            failures.times += failed
+            failures.error = failures.error or messages.last_line(one.error)
+    return is_whole
+
+
+def _moved(session: Session, refs: Collection[GroupRef]) -> tuple[list[EndedJob], bool]:
+    """Return jobs of queues that wait for long, as if they had ended with their last attempts, and if these are all."""
+    topics = {ref.topic for ref in refs}
+    jobs, is_whole = failed_ones(session, most=SCHEDULED)
+    select = "SELECT s.task_path, s.queue_name, s.last_attempted_at, s.id"
+    joins = f"{session.dialect.join_to(RESULTS, 's')} ON s.id = v.i"
+    rows = session.joined(select, "i", [one.id for one in jobs if one.topic in topics], joins)
+    return [EndedJob(*row) for row in rows], is_whole
+
+
+def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool) -> AlwaysFailing:
+    tasks = sorted(chosen, key=lambda task: (-len(chosen[task].jobs), task))
+    first = chosen[tasks[0]]
+    return AlwaysFailing(
+        names=tuple(tasks),
+        messages=Count(sum(len(one.jobs) for one in chosen.values()), exact),
+        failures=Count(sum(len(one.times) for one in chosen.values()), exact),
+        since=min(at for one in chosen.values() for at in one.times),
+        error=first.error if first.error and not first.ended else _last_error(session, first.ended or first.moved),
+    )
+
+
+def _last_error(session: Session, job: str) -> str:
+    """Return the last line of the last error of a job; empty if it is gone."""
+    row = session.row(f"SELECT {session.dialect.ending('errors', ERROR_READ)} FROM {RESULTS} WHERE id = %s", (job,))
+    return "" if row is None else error_line(row[0]).text
