@@ -1,6 +1,8 @@
 """Read the queue's state: backlogs, problems, health, messages, dead letters, the log.
 
-This is the public API; nothing here changes the queue. Names are loaded on first use.
+This is the public API; nothing here changes the queue. Each function reads the database in ``using``, else that of the
+topic, ``MYSQLQUEUE["DATABASE"]`` or the router's choice. It raises ``InvalidMessage`` if ``using`` is not an alias in
+``DATABASES``, and ``django.db.Error`` if the database refuses or does not answer. Names are loaded on first use.
 """
 
 from __future__ import annotations

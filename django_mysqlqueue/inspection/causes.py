@@ -192,13 +192,10 @@ def find_causes(
     Args:
         overview: the state to check; if None, it is read.
         problems: the problems that were found in it, worst first; if None, they are searched for.
-        using: alias of the queue's database, if there is no overview (default: ``MYSQLQUEUE["DATABASE"]``, else the
-            router's choice).
+        using: alias of the database, if there is no overview (default: that of the queue).
 
     Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
-        django.db.Error: the database refuses or does not answer.
     """
     overview = overview or get_overview(using=using)
     rest = list(find_problems(overview) if problems is None else problems)

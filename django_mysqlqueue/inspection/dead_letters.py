@@ -144,13 +144,8 @@ def list_dead_letters(
             Those that were hashed while ``PARTITIONS`` had another value are not found.
         before: only offsets (in the DLQ topic) below this one.
         limit: maximum number of dead letters.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     wanted = DeadLetterFilter(dlq_topic(topic), group=group, error=error, since=since, until=until, key=key)

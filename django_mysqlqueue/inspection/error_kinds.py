@@ -166,14 +166,9 @@ def list_errors(
         group: only this consumer group.
         key: only failures of messages that were published with this key, among those that are read.
         by_key: also return the keys with most failures of each kind.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: about ``errors`` retrying messages, recorded deliveries and dead letters each are read, of all groups
             together.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     return find_errors(session, topic=topic, group=group, key=key, by_key=by_key, bounds=bounds)

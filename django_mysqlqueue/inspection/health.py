@@ -156,15 +156,13 @@ def check_health(
         limits: limits for each group (default: only those of the setting ``HEALTH``).
         groups: check only these consumer groups; if empty, all.
         topics: check only these topics; if empty, all.
-        using: alias of the queue's database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: that of the queue).
         bounds: limits of what is read. A count that stops below its limit is a problem, too.
         stall_times: times after which a lack of progress is a problem.
 
     Raises:
         OperationRefused: one of the ``groups`` is not registered, or one of the ``topics`` has no registered group.
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
-        django.db.Error: the database refuses or does not answer.
     """
     return check_selected(
         limits or HealthLimits(),

@@ -243,13 +243,8 @@ def list_jobs(
         until: only jobs that were enqueued (or ended) at or before this time, in epoch milliseconds.
         after: the attribute ``after`` of the previous page.
         limit: maximum number of jobs.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     wanted = JobFilter(status, task, None if topic is None else queues_of([topic]), since, until)
@@ -342,12 +337,8 @@ def count_jobs(*, using: str | None = None, bounds: Bounds = PAGES) -> dict[str,
     """Count the jobs of all queues by status.
 
     Args:
-        using: alias of the database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: that of the queue).
         bounds: each count stops at ``bounds.count``.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))
     one = (
@@ -365,12 +356,7 @@ def get_job(job_id: str, *, topic: str | None = None, using: str | None = None) 
     Args:
         job_id: the id of the result.
         topic: the topic of its queue, which is ``jobs.`` and its name. A job of another queue is not returned.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
+        using: alias of the database (default: that of the topic, else of the queue).
     """
     found = read(Session(queue_alias(using, topic=topic)), job_id)
     if found is None or (topic is not None and found.summary.queue not in queues_of([topic])):

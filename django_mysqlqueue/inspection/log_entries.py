@@ -98,13 +98,8 @@ def list_messages(
         before: only offsets below this one.
         after: the next messages above this offset, instead of the newest ones.
         limit: maximum number of messages.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     is_newer = after is not None

@@ -174,13 +174,8 @@ def get_message(
         topic: the topic that it was published to.
         message_id: its id, as returned by ``publish``.
         key: its partition key. Ids are unique in a partition; without a key, the newest message with the id is read.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     found = log_entries.by_id(session, message_id, topic=topic, key=key, bounds=bounds).entries

@@ -172,12 +172,7 @@ def list_quarantined(
         topic: only messages of this topic.
         after: only messages after this ``quarantine_id``.
         limit: maximum number of messages.
-        using: alias of the database (default: that of the topic, else ``MYSQLQUEUE["DATABASE"]``, else the router's
-            choice).
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
+        using: alias of the database (default: that of the topic, else of the queue).
     """
     session = Session(queue_alias(using, topic=topic))
     index, condition = "PRIMARY", "quarantine_id > %s"

@@ -53,13 +53,10 @@ def list_options(
     Args:
         group: only this consumer group, on each of its topics.
         topic: only the consumer groups on this topic.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
 
     Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         SubscriberError: this project declares two handlers for a group.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     refs = [
@@ -307,16 +304,13 @@ def get_overview(
     Args:
         group: only this consumer group, on each of its topics.
         topic: only the consumer groups on this topic.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read; a count that reaches its limit is not exact.
         window: length, in seconds, of the window that ends now (default: ``HEALTH["WINDOW"]``).
         lease_duration: seconds without a heartbeat after which a subscriber is lost (default: ``LEASE_DURATION``).
 
     Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     settings = get_settings()
@@ -368,13 +362,8 @@ def list_groups(
 
     Args:
         topic: only the consumer groups on this topic.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read: at most ``bounds.groups`` groups; a count that reaches its limit is not exact.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     return get_overview(topic=topic, using=using, bounds=bounds).groups
 
@@ -386,13 +375,8 @@ def get_group(group: str, topic: str, *, using: str | None = None, bounds: Bound
     Args:
         group: the consumer group.
         topic: the topic that it reads.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read; a count that reaches its limit is not exact.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     return next(iter(get_overview(group=group, topic=topic, using=using, bounds=bounds).groups), None)
 

@@ -340,14 +340,9 @@ def list_partitions(
         owner: only partitions whose lease this subscriber owns; ``""`` for partitions with a lease without an owner.
         after: ``after`` of the previous page.
         limit: maximum number of partitions.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read: a page reads at most ``bounds.groups`` groups, so it can be shorter than
             ``limit`` although it is not the last.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     groups = listed_groups(session, group=group, topic=topic)
@@ -371,13 +366,8 @@ def get_partition_backlogs(
         topic: the topic that it reads.
         prefix: only partitions whose keys begin with this.
         owner: only partitions whose lease this subscriber owns; ``""`` for partitions with a lease without an owner.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read: ``bounds.surveyed_partitions`` partitions, for ``bounds.seconds``.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     found = listed_groups(session, group=group, topic=topic)

@@ -42,16 +42,13 @@ def find_problems(
     Args:
         overview: the state to check, read with the window of the thresholds; if None, it is read. With an overview of
             some groups, only their problems and those of the whole queue are found.
-        using: alias of the queue's database, if there is no overview (default: ``MYSQLQUEUE["DATABASE"]``, else the
-            router's choice).
+        using: alias of the database, if there is no overview (default: that of the queue).
         thresholds: limits above which failures are a problem (default: the setting ``HEALTH``).
         stall_times: times after which a lack of progress is a problem.
         bounds: limits of what is read.
 
     Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
-        django.db.Error: the database refuses or does not answer.
     """
     thresholds = thresholds or get_settings().health
     overview = overview or get_overview(using=using, bounds=bounds, window=thresholds.window)

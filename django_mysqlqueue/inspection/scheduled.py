@@ -70,13 +70,8 @@ def list_scheduled(
         task: only jobs of the task with this dotted path.
         after: the attribute ``after`` of the previous page.
         limit: maximum number of messages.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         bounds: limits of what is read.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     source, parameters = _behind(session, after or START)

@@ -119,13 +119,8 @@ def list_schedules(*, topic: str | None = None, using: str | None = None, runs: 
 
     Args:
         topic: only schedules that publish to this topic.
-        using: alias of the database (default: the topic's ``DATABASE`` in ``TOPICS``, else ``MYSQLQUEUE["DATABASE"]``,
-            else the router's choice).
+        using: alias of the database (default: that of the topic, else of the queue).
         runs: number of last jobs of each.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using, topic=topic))
     rows = schedules.read_all(session, MOST)

@@ -108,12 +108,8 @@ def summarize_tasks(*, using: str | None = None, bounds: Bounds = PAGES) -> Task
     Times are those of the newest jobs of each task, of which ``bounds.task_jobs`` are read of all tasks together.
 
     Args:
-        using: alias of the database (default: ``MYSQLQUEUE["DATABASE"]``, else the router's choice).
+        using: alias of the database (default: that of the queue).
         bounds: limits of what is read. Counts that stop at one are not exact.
-
-    Raises:
-        InvalidMessage: ``using`` is not an alias in ``DATABASES``.
-        django.db.Error: the database refuses or does not answer.
     """
     session = Session(queue_alias(using))
     found = jobs.tasks(session, bounds=bounds)
