@@ -238,40 +238,7 @@ class Problem:
     severity: int
     """0: messages are stalled or handlers fail; 1: this will happen if nothing changes; 2: for information."""
     kind: Kind
-    """The kind of problem. The how-to guide *Troubleshoot* says what to do about each.
-
-    - ``no_subscriber``: a group has a backlog and no live subscribers.
-    - ``filter``: this release cannot parse a group's filter, so that its subscribers claim nothing for the group.
-    - ``stuck``: the first unsettled message of a partition has failed.
-    - ``silent``: a subscriber is lost.
-    - ``deaths``: several processes have died, perhaps while they handled the same message.
-    - ``broken``: a subscriber cannot work for a group because of a bug in the queue.
-    - ``outbox``: messages are due in the outbox, and no subscriber moves them into the log.
-    - ``outbox_behind``: messages have been due in the outbox for long, but are being moved.
-    - ``quarantined``: the log has refused messages, for example because of a trigger.
-    - ``failing``: too many attempts of a group fail.
-    - ``recent_dead_letters``: a group has too many dead letters within the window.
-    - ``retrying``: every attempt of a group at the messages of a key, or at the jobs of a task, fails.
-    - ``paused``: a group is paused.
-    - ``paused_task``: a task is paused.
-    - ``seek_ended_early``, ``drop_ended_early``: a seek or drop has not finished.
-    - ``moves``: a group waits for the end of its topic's move.
-    - ``route``: messages of a topic go to another database than the settings name.
-    - ``unserved``: no live subscriber takes a partition.
-    - ``still``: a group with live subscribers is stalled.
-    - ``limited``: messages of a group wait because its limits are reached.
-    - ``dead_letters``: a group has dead letters.
-    - ``long_transaction``: a transaction has been open for long.
-    - ``slow_database``: the database answers subscribers slowly.
-    - ``groupless``: a topic has messages and no consumer group.
-    - ``recurring``: a recurring schedule has not run when it was due.
-    - ``recurring_failed``: the last job of a recurring schedule has failed.
-    - ``missing_task``: jobs wait for a task that live subscribers cannot run.
-    - ``relay``: messages wait to be relayed to another database, which does not answer or refuses the first of them.
-    - ``mode``: a group is registered with another mode than this project's code declares.
-    - ``refused``: subscribers have refused to start, and none of their groups has started since.
-    - ``unavailable``: the database refuses or does not answer. ``find_problems`` raises an error then.
-    """
+    """The kind of problem. The how-to guide *Troubleshoot* says what each means, and what to do about it."""
     text: str
     """A description in the active language."""
     ref: GroupRef | None = None
