@@ -68,7 +68,8 @@ class Cause:
         Args:
             error: the error as it may be shown; None for that of the sample.
         """
-        return _with_error(self.text, self, error)
+        name = error_name(self.error if error is None else error) if self.kind in WITH_ERROR else ""
+        return f"{self.text.removesuffix('.')}: {name}." if name else self.text
 
     @property
     def symptoms(self) -> tuple[Problem, ...]:
@@ -229,12 +230,6 @@ def find_causes(
     return sorted(found, key=lambda cause: cause.rank)
 
 
-def _with_error(text: str, cause: Cause, error: str | None) -> str:
-    """Return a text that ends with that of a cause, with the name of the error; None for that of the sample."""
-    name = error_name(cause.error if error is None else error) if cause.kind in WITH_ERROR else ""
-    return f"{text.removesuffix('.')}: {name}." if name else text
-
-
 def _larger(one: Count, other: Count) -> Count:
     return max(one, other, key=lambda count: count.value)
 
@@ -392,7 +387,9 @@ class QueueStatus:
         Args:
             error: the error of the cause as it may be shown; None for that of its sample.
         """
-        return self.text if self.cause is None or self.state == "ok" else _with_error(self.text, self.cause, error)
+        if self.cause is None or self.state == "ok":
+            return self.text
+        return replace(self.cause, text=self.text).headline(error)
 
 
 @dataclass(frozen=True, slots=True)
