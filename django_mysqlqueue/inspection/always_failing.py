@@ -24,7 +24,7 @@ from django_mysqlqueue.service.job_rows import FAILED, SUCCESSFUL
 from django_mysqlqueue.service.log import publisher_keys
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, grouped
 
 Outcome = DeliveryEvent.Outcome
 HAVE_FAILED = (Outcome.FAILED.value, Outcome.DEAD_LETTERED.value)
@@ -123,12 +123,8 @@ def _by_key(session: Session, failing: Sequence[_Failing], least: int) -> dict[s
     if len(failing) < LEAST or sum(one.attempts for one in failing) < least:
         return {}
     keys = publisher_keys(session, {one.offset: one.partition for one in failing})
-    found: defaultdict[str, list[_Failing]] = defaultdict(list)
-    for one in failing:
-        key = keys[one.offset]
-        # A message without a key, or that was deleted, has none in common with others.
-        if key is not None:
-            found[key].append(one)
+    # A message without a key, or that was deleted, has none in common with others.
+    found = grouped((key, one) for one in failing if (key := keys[one.offset]) is not None)
     attempts = {key: sum(one.attempts for one in those) for key, those in found.items() if len(those) >= LEAST}
     often = sorted((key for key in attempts if attempts[key] >= least), key=lambda key: (-attempts[key], key))
     return {key: found[key] for key in often[:CANDIDATES]}
@@ -159,11 +155,8 @@ def failed_at(session: Session, ref: GroupRef, offsets: Sequence[int]) -> dict[i
         f"FROM {EVENTS}{session.dialect.force_index('queue_delivery_events_message')} "
         "WHERE message_offset = %s ORDER BY id DESC LIMIT %s"
     )
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for offset, group, topic, outcome, at in session.each(select, [(offset, ATTEMPTS) for offset in offsets]):
-        if (group, topic) == ref and outcome in HAVE_FAILED:
-            found[offset].append(at)
-    return found
+    rows = session.each(select, [(offset, ATTEMPTS) for offset in offsets])
+    return grouped((offset, at) for offset, *of, outcome, at in rows if (*of,) == ref and outcome in HAVE_FAILED)
 
 
 @dataclass(frozen=True, slots=True)

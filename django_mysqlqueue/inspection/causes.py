@@ -34,6 +34,7 @@ from django_mysqlqueue.inspection.problem import (
 from django_mysqlqueue.inspection.problems import find_problems
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import grouped
 from django_mysqlqueue.text.error_texts import error_name, masked
 from django_mysqlqueue.text.humanize import duration, since_text
 
@@ -223,10 +224,7 @@ def find_causes(
     failing = {one.ref for one in rest if one.kind in FAILURES[:3] or (one.kind == "stuck" and one.severity < NOTE)}
     failures = _by_failure(take(lambda one: one.kind in FAILURES or (one.kind == "limited" and one.ref in failing)))
     found += [_failure(overview, alike) for alike in failures.values()]
-    by_kind: dict[Kind, list[Problem]] = {}
-    for problem in rest:
-        by_kind.setdefault(problem.kind, []).append(problem)
-    found += [_several(overview, alike) for alike in by_kind.values()]
+    found += [_several(overview, alike) for alike in grouped((one.kind, one) for one in rest).values()]
     return sorted(found, key=lambda cause: cause.rank)
 
 
@@ -257,11 +255,8 @@ def _nobody(overview: QueueOverview, problems: Sequence[Problem]) -> Cause:
 
 def _by_failure(problems: Iterable[Problem]) -> dict[object, list[Problem]]:
     """Return failures by their cause: an error that several groups have, else the group."""
-    by_group: dict[GroupRef | None, list[Problem]] = {}
-    for problem in problems:
-        by_group.setdefault(problem.ref, []).append(problem)
     found: dict[object, list[Problem]] = {}
-    for ref, failures in by_group.items():
+    for ref, failures in grouped((one.ref, one) for one in problems).items():
         sample = _sample(failures)
         is_old = all(one.kind == "dead_letters" for one in failures)
         key: object = "dead_letters" if is_old else masked(sample.error) if sample else ref

@@ -29,7 +29,7 @@ from django_mysqlqueue.service.groups import registered_refs
 from django_mysqlqueue.service.log import at_offsets, publisher_keys
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, grouped
 from django_mysqlqueue.text.error_texts import BY_OPERATOR, STARTS, error_class, is_attempt, masked
 
 HOURS = 24
@@ -453,10 +453,8 @@ def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[Gr
         f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
         "ORDER BY invisible_until DESC LIMIT %s"
     )
-    found: dict[GroupRef, list[_Unsettled]] = {}
-    for group, topic, *row in session.each(select, [(*ref, False, most) for ref in refs]):
-        found.setdefault(GroupRef(group, topic), []).append(_Unsettled(*row))
-    return found
+    rows = session.each(select, [(*ref, False, most) for ref in refs])
+    return grouped((GroupRef(group, topic), _Unsettled(*row)) for group, topic, *row in rows)
 
 
 def _moved(
@@ -513,11 +511,8 @@ def recorded_deliveries(session: Session, refs: Sequence[GroupRef], most: int) -
         f"{session.dialect.force_index('queue_delivery_events_group')} "
         "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s"
     )
-    found: dict[GroupRef, list[_Attempt]] = {}
-    rows = session.each(select, [(*ref, most) for ref in refs])
-    for group, topic, _id, *row in sorted(rows, key=lambda row: -row[2]):
-        found.setdefault(GroupRef(group, topic), []).append(_Attempt(*row))
-    return found
+    rows = sorted(session.each(select, [(*ref, most) for ref in refs]), key=lambda row: -row[2])
+    return grouped((GroupRef(group, topic), _Attempt(*row)) for group, topic, _id, *row in rows)
 
 
 # -- dead letters -------------------------------------------------------------------

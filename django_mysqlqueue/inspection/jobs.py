@@ -25,7 +25,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.job_progress import Progress
 from django_mysqlqueue.service.job_rows import lines
 from django_mysqlqueue.service.log import distinct
-from django_mysqlqueue.sql.session import Session, among, built, matches
+from django_mysqlqueue.sql.session import Session, among, built, grouped, matches
 
 STATUSES = tuple(JobResult.Status.values)
 ENDED = (JobResult.Status.FAILED.value, JobResult.Status.SUCCESSFUL.value)
@@ -296,9 +296,7 @@ def _places(
         f"FROM {RESULTS}{session.force_index(index)} WHERE {first} = %s AND {along} LIMIT %s"
     )
     rows = session.each(select, [(place, *parameters, value, *limits, number) for place, value in enumerate(values)])
-    of_value: dict[int, list[JobPosition]] = {}
-    for place, moment, job, _ in rows:
-        of_value.setdefault(place, []).append((moment, job))
+    of_value = grouped((place, (moment, job)) for place, moment, job, _ in rows)
     end = max((min(places) for places in of_value.values() if len(places) == number), default=None)
     found = [(moment, job) for _, moment, job, is_match in rows if is_match]
     return sorted((place for place in found if end is None or place >= end), reverse=True), end

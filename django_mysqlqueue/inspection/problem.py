@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.sql.session import grouped
 from django_mysqlqueue.text.error_texts import masked
 from django_mysqlqueue.text.humanize import duration
 
@@ -289,9 +290,7 @@ class Problem:
 
 def most_frequent(lines: Iterable[str]) -> str:
     """Return one of the most frequent lines of errors, apart from numbers and the like; empty if there is none."""
-    alike: dict[str, list[str]] = {}
-    for line in filter(None, lines):
-        alike.setdefault(masked(line), []).append(line)
+    alike = grouped((masked(line), line) for line in lines if line)
     return max(alike.values(), key=len, default=[""])[0]
 
 

@@ -22,7 +22,7 @@ from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.heartbeats import FORGET_AFTER_MS
 from django_mysqlqueue.service.log import PUBLISHED_ID
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, among
+from django_mysqlqueue.sql.session import Session, among, grouped
 from django_mysqlqueue.text.humanize import duration, moment
 
 RESTARTED = 600.0
@@ -52,9 +52,7 @@ def lost_subscribers(session: Session, overview: QueueOverview) -> Iterator[Prob
 
 def refused(session: Session, overview: QueueOverview) -> Iterator[Problem]:
     """Yield subscribers that have refused to start. Those with the same reason are one problem."""
-    by_reason: dict[tuple[str, str], list[Refusal]] = {}
-    for one in read_refusals(session):
-        by_reason.setdefault((one.version, one.reason), []).append(one)
+    by_reason = grouped(((one.version, one.reason), one) for one in read_refusals(session))
     for (version, reason), alike in by_reason.items():
         text = ngettext(
             "A subscriber of release %(version)s refused to start, on host %(host)s %(age)s ago: %(reason)s",

@@ -15,7 +15,7 @@ from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.rollups import HOUR, MINUTE, NO_LATENCY, Bucket, Percentile
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, grouped
 from django_mysqlqueue.text.humanize import clock_text, duration, messages_per_second
 
 RATE_MINUTES = 5
@@ -244,14 +244,11 @@ def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[Grou
     session, now = Session(overview.using), overview.now
     refs = [group.ref for group in overview.groups]
     recent = rollups.of_groups(session, MINUTE, rates_begin(now), refs, now=now)
-    parts: dict[GroupRef, list[Bucket]] = {group.ref: [] for group in overview.groups}
-    for one in rollups.sums(session, MINUTE, slots(now)[0], length=SLOT_MINUTES * 60, by_group=True):
-        parts.setdefault(one.ref, []).append(one)
-    of_group: dict[GroupRef | None, list[Problem]] = {}
-    for problem in problems:
-        of_group.setdefault(problem.ref, []).append(problem)
+    sums = rollups.sums(session, MINUTE, slots(now)[0], length=SLOT_MINUTES * 60, by_group=True)
+    parts = grouped((one.ref, one) for one in sums)
+    of_group = grouped((one.ref, one) for one in problems)
     return [
-        _row(group, of_group.get(group.ref, []), recent[group.ref], parts[group.ref], now) for group in overview.groups
+        _row(group, of_group.get(group.ref, []), recent[group.ref], parts.get(group.ref, []), now) for group in overview.groups
     ]
 
 

@@ -363,6 +363,14 @@ def _row_class(*names: str) -> Any:
     return namedtuple("Row", names, rename=True)
 
 
+def grouped(pairs: Iterable[tuple[T, R]]) -> dict[T, list[R]]:
+    """Return the second ones of some pairs by their first ones."""
+    found: dict[T, list[R]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
 def built(cls: type[T], row: Any, **values: Any) -> T:
     """Return a dataclass: its fields are the columns with their names of a named row, and other values."""
     fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
