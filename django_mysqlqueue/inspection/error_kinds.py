@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal, NamedTuple, TypeVar
 
 from django_mysqlqueue.arguments import checked
@@ -226,7 +226,6 @@ class _Failure(NamedTuple):
     offset: int
     """That of the message, or of a dead letter in its DLQ topic."""
     message: int
-    """The offset of the message."""
 
 
 @dataclass(slots=True)
@@ -234,7 +233,6 @@ class _Tally:
     """What was read of a kind."""
 
     retrying: list[int] = field(default_factory=list)
-    """The offsets of messages."""
     dead: list[_Failure] = field(default_factory=list)
     failed: list[_Failure] = field(default_factory=list)
     moved: list[_Failure] = field(default_factory=list)
@@ -263,8 +261,7 @@ class _Texts:
     """Masks errors. Many have the same last line."""
 
     def __init__(self, shown: Shown) -> None:
-        self._shown = shown
-        self._masked: dict[tuple[str, str, bool], str] = {}
+        self._masked = cache(lambda *line: masked(shown(*line)) or NO_TEXT)
 
     def of(self, ref: GroupRef, end: str) -> str:
         """Return the masked last line of an error whose last characters were read."""
@@ -275,10 +272,7 @@ class _Texts:
 
     def of_line(self, ref: GroupRef, line: str, *, is_cut: bool) -> str:
         """Return the masked last line of an error."""
-        key = (line, first_topic(ref.topic), is_cut)
-        if key not in self._masked:
-            self._masked[key] = masked(self._shown(*key)) or NO_TEXT
-        return self._masked[key]
+        return self._masked(line, first_topic(ref.topic), is_cut)
 
 
 class _Reading:
