@@ -261,15 +261,12 @@ def look(
     bounds: Bounds = PAGES,
 ) -> JobListing:
     """Return a page of the jobs that match a filter, of the ``known`` tasks if ``tasks`` has returned them."""
-    all_tasks = True
     value = wanted.task if wanted.status is None else wanted.status
-    values: Sequence[str]
     if value is not None:
-        values = [value]
-    else:
-        values = tasks(session, bounds=bounds) if known is None else known
-        all_tasks = len(values) <= bounds.job_tasks
-        values = values[: bounds.job_tasks]
+        known = [value]
+    elif known is None:
+        known = tasks(session, bounds=bounds)
+    values, all_tasks = known[: bounds.job_tasks], len(known) <= bounds.job_tasks
     places, end = _places(session, wanted, values, after, limit, bounds) if values else ([], None)
     found = summaries(session, [job for _, job in places[:limit]])
     jobs = tuple(found[job] for _, job in places[:limit] if job in found)
