@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -158,17 +158,14 @@ def look(
         (*parameters, LAST if before is None else before, number),
     )
     ids = [operation for operation, is_match in rows if is_match]
-    shown = _entries(session, ids[:limit], now)
+    joins = f"{session.dialect.join_to(OPERATIONS, 's')} ON s.id = v.i"
+    named = session.joined(f"SELECT {COLUMNS}", "i", ids[:limit], joins)
+    shown = tuple(built(OperationEntry, row, state=_state(row, now)) for row in sorted(named, reverse=True))
     if len(ids) > limit:
         return OperationListing(shown, ids[limit - 1], whole=True)
     if len(rows) < number:
         return OperationListing(shown, None, whole=True)
     return OperationListing(shown, rows[-1][0], whole=False)
-
-
-def _entries(session: Session, ids: Sequence[int], now: int) -> tuple[OperationEntry, ...]:
-    rows = session.joined(f"SELECT {COLUMNS}", "i", ids, f"{session.dialect.join_to(OPERATIONS, 's')} ON s.id = v.i")
-    return tuple(built(OperationEntry, row, state=_state(row, now)) for row in sorted(rows, reverse=True))
 
 
 class Unfinished(NamedTuple):
