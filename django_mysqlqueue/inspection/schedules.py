@@ -20,7 +20,7 @@ from django_mysqlqueue.service import job_rows, schedules
 from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.schedules import Row
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import Session, built
 from django_mysqlqueue.subscriptions.registry import discover
 
 MOST = 1000
@@ -182,11 +182,10 @@ def _status(row: Row, definition: Definition | str, runs: tuple[ScheduleRun, ...
             error = str(problem)
     if known is not None and row.editable and not error:
         error = registry.why_not(known)
-    stored = row._asdict()
-    del stored["definition"]
-    stored["editable"] = bool(row.editable)
-    return ScheduleStatus(
-        **stored,
+    return built(
+        ScheduleStatus,
+        row,
+        editable=bool(row.editable),
         task=known.task if known else "",
         topic=known.topic if known else "",
         times=str(known.timetable) if known else "",
