@@ -206,7 +206,7 @@ class Busy:
     threads: int
     """Number of threads. They also serve the other groups of their processes."""
     busy: int
-    """How many of them the group's messages in flight can occupy."""
+    """How many of them the group's messages in flight can occupy. Further ones wait in the subscribers' memory."""
     processes: int
 
     @property
@@ -218,12 +218,7 @@ class Busy:
 def read_busy(
     session: Session, ref: GroupRef, live: Iterable[SubscriberStatus], *, bounds: Bounds = PAGES
 ) -> Busy | None:
-    """Return how busy the threads of a group's live subscribers are; None without such threads, as in plain SQL.
-
-    Also None if its handler is async, as far as this project knows: its calls hold no thread.
-
-    A subscriber handles as many of its messages in flight as it has threads. The others wait in its memory.
-    """
+    """Return how busy the threads of a group's live subscribers are; None in plain SQL, and if its handler is async."""
     threads = {one.name: one.threads for one in live}
     handler = known_handlers().get(ref)
     if not threads or None in threads.values() or (handler is not None and handler.is_async):

@@ -67,8 +67,6 @@ def change_per_second(newest: Look | None, buckets: Sequence[Bucket], *, since: 
 
     The newest two looks decide. If one of them stopped counting, they tell at most the direction, and what came in and
     was settled in the newest minute in which both were counted says how fast.
-
-    ``newest``: the count of now; None if the newest sample is the newest look.
     """
     looks = [] if newest is None else [newest]
     looks += [look for bucket in reversed(buckets) if (look := look_of(bucket, since)) is not None]
