@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -205,14 +205,6 @@ class Death:
     handled: frozenset[Handled]
 
 
-@dataclass(frozen=True, slots=True)
-class _Suspect:
-    """What is known of a message: the path of its task, if it is a job."""
-
-    task: str
-    is_unsettled: bool
-
-
 def _recorded(session: Session, since: int) -> list[Death]:
     """Return the deaths since a time, as processes that were started in their places have recorded them."""
     rows = session.rows(
@@ -267,10 +259,10 @@ def deaths(session: Session, overview: QueueOverview) -> Iterator[Problem]:
         those = [death for death in known if message in death.handled]
         mine = [death for death in those if death.at >= now - window]
         explained |= {death.name for death in those}
-        suspect = suspects.get(message, _Suspect("", is_unsettled=False))
+        task, is_unsettled = suspects.get(message, ("", False))
         # What has been settled ends no more processes.
-        if suspect.is_unsettled or age(now, mine[-1].at) < QUIET:
-            yield _of_message(message, suspect, mine, now, _began(those, window))
+        if is_unsettled or age(now, mine[-1].at) < QUIET:
+            yield _of_message(message, task, mine, now, _began(those, window))
     others = [death for death in recent if death.name not in explained]
     if len(others) >= REPEATED:
         yield _of_processes(others, now, _began([death for death in known if death.name not in explained], window))
@@ -286,21 +278,21 @@ def _began(deaths: Sequence[Death], window: int) -> int:
     return began
 
 
-def _of_message(message: Handled, suspect: _Suspect, deaths: list[Death], now: int, began: int) -> Problem:
+def _of_message(message: Handled, task: str, deaths: list[Death], now: int, began: int) -> Problem:
     ref, offset = message
     text = (
         _(
             "The job %(task)s (message %(offset)s of %(ref)s) was running when %(number)s processes died in the last "
             "%(age)s, the last one with %(how)s."
         )
-        if suspect.task
+        if task
         else _(
             "Message %(offset)s of %(ref)s was being handled when %(number)s processes died in the last %(age)s, the "
             "last one with %(how)s."
         )
     )
     number, since = f"{len(deaths):,}", duration(age(now, deaths[0].at))
-    text %= {"task": suspect.task, "offset": offset, "ref": ref, "number": number, "age": since, "how": deaths[-1].how}
+    text %= {"task": task, "offset": offset, "ref": ref, "number": number, "age": since, "how": deaths[-1].how}
     return Problem(0, "deaths", text, ref, offset=offset, since=began)
 
 
@@ -316,7 +308,7 @@ def _of_processes(deaths: list[Death], now: int, began: int) -> Problem:
     return Problem(0 if age(now, deaths[-1].at) < QUIET else 2, "deaths", text, since=began, is_private=True)
 
 
-def _suspects(session: Session, handled: Iterable[Handled]) -> Mapping[Handled, _Suspect]:
+def _suspects(session: Session, handled: Iterable[Handled]) -> dict[Handled, tuple[str, bool]]:
     """Return the task of each message, and whether it is still to be settled."""
     rows = session.joined(
         "SELECT v.g, v.t, v.o, COALESCE(r.task_path, ''), CASE WHEN s.acked = %s THEN 1 ELSE 0 END",
@@ -328,7 +320,4 @@ def _suspects(session: Session, handled: Iterable[Handled]) -> Mapping[Handled, 
         f"{session.dialect.join_to(RESULTS, 'r', left=True)} ON r.id = {PUBLISHED_ID}",
         before=[False],
     )
-    return {
-        (GroupRef(group, topic), offset): _Suspect(task, is_unsettled=bool(unsettled))
-        for group, topic, offset, task, unsettled in rows
-    }
+    return {(GroupRef(group, topic), offset): (task, bool(unsettled)) for group, topic, offset, task, unsettled in rows}

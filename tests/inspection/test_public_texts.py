@@ -99,9 +99,7 @@ def of_the_queue(monkeypatch):
     yield from queue_problems.recurring(overview(served), TIMES)
     dead = [Death(f"{NAME}:{number}", ago(5), "SIGKILL", HOST, frozenset()) for number in range(2)]
     yield subscriber_problems._of_processes(dead, NOW, ago(9))
-    yield subscriber_problems._of_message(
-        (G, 7), subscriber_problems._Suspect("shop.tasks.pay", is_unsettled=True), dead, NOW, ago(9)
-    )
+    yield subscriber_problems._of_message((G, 7), "shop.tasks.pay", dead, NOW, ago(9))
     other = dataclasses.replace(subscriber(), name=f"{NAME}:2")
     jobs = NewestJobs(Count(3), frozenset({other.name}))
     monkeypatch.setattr(subscriber_problems, "newest_jobs", lambda *args, **options: jobs)
