@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.db.tables import EVENTS, RESULTS, STATE
-from django_mysqlqueue.inspection.dead_letters import LINE
+from django_mysqlqueue.inspection.error_kinds import FAILED as HAVE_FAILED
+from django_mysqlqueue.inspection.error_kinds import Unsettled, unsettled
 from django_mysqlqueue.inspection.tasks import ERROR_READ, EndedJob, ended, error_line, failed_ones
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.names.rules import JOB_PREFIX
@@ -27,7 +26,6 @@ from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, grouped
 
 Outcome = DeliveryEvent.Outcome
-HAVE_FAILED = (Outcome.FAILED.value, Outcome.DEAD_LETTERED.value)
 SETTLED = (Outcome.DEAD_LETTERED.value, Outcome.DELETED.value, Outcome.EXPIRED.value, Outcome.SUPERSEDED.value)
 """Outcomes that settle a message without success."""
 MESSAGES = 200
@@ -75,15 +73,6 @@ class AlwaysFailing:
 # -- keys ---------------------------------------------------------------------
 
 
-class _Failing(NamedTuple):
-    """A message that has failed and is not settled."""
-
-    partition: str
-    offset: int
-    attempts: int
-    error: str
-
-
 def find_keys(session: Session, started: Mapping[GroupRef, int], *, least: int) -> dict[GroupRef, AlwaysFailing]:
     """Return the first ``GROUPS`` groups that have keys of which every attempt since ``started`` fails."""
     found: dict[GroupRef, AlwaysFailing] = {}
@@ -99,30 +88,24 @@ def find_keys(session: Session, started: Mapping[GroupRef, int], *, least: int) 
                 messages=Count(len(chosen), is_whole),
                 failures=Count(sum(map(len, failures.values())), is_whole),
                 since=min(map(min, failures.values())),
-                error=messages.last_line(chosen[0].error),
+                error=messages.last_line(chosen[0].end),
                 offsets=tuple(one.offset for one in chosen),
                 others=sum(one.attempts for one in those) - sum(one.attempts for one in chosen),
             )
     return found
 
 
-def failing(session: Session, ref: GroupRef) -> tuple[list[_Failing], bool]:
+def failing(session: Session, ref: GroupRef) -> tuple[list[Unsettled], bool]:
     """Return messages of a group that have failed and are not settled, and whether these are all."""
-    read = session.rows(
-        "SELECT partition_key, message_offset, retry_count, "
-        f"{session.dialect.ending('last_error', LINE)} {log_queries.claimed(session)} "
-        "ORDER BY invisible_until DESC LIMIT %s",
-        (*ref, False, MESSAGES),
-    )
-    found = [one for one in map(_Failing._make, read) if one.attempts and one.error]
-    return found, len(read) < MESSAGES
+    read = unsettled(session, [ref], MESSAGES).get(ref, [])
+    return [one for one in read if one.attempts and one.end], len(read) < MESSAGES
 
 
-def _by_key(session: Session, failing: Sequence[_Failing], least: int) -> dict[str, list[_Failing]]:
+def _by_key(session: Session, failing: Sequence[Unsettled], least: int) -> dict[str, list[Unsettled]]:
     """Return the messages of keys that may have failed often enough, those with most failures first."""
     if len(failing) < LEAST or sum(one.attempts for one in failing) < least:
         return {}
-    keys = publisher_keys(session, {one.offset: one.partition for one in failing})
+    keys = publisher_keys(session, {one.offset: one.key for one in failing})
     # A message without a key, or that was deleted, has none in common with others.
     found = grouped((key, one) for one in failing if (key := keys[one.offset]) is not None)
     attempts = {key: sum(one.attempts for one in those) for key, those in found.items() if len(those) >= LEAST}
@@ -131,11 +114,11 @@ def _by_key(session: Session, failing: Sequence[_Failing], least: int) -> dict[s
 
 
 def _failures(
-    session: Session, ref: GroupRef, by_key: Mapping[str, Sequence[_Failing]], after: int, least: int
+    session: Session, ref: GroupRef, by_key: Mapping[str, Sequence[Unsettled]], after: int, least: int
 ) -> dict[str, list[int]]:
     """Return when attempts after a time failed since the last success of their key, if often enough for long enough."""
     times = failed_at(session, ref, [one.offset for those in by_key.values() for one in those])
-    succeeded = _succeeded_at(session, ref, {one.partition for those in by_key.values() for one in those})
+    succeeded = _succeeded_at(session, ref, {one.key for those in by_key.values() for one in those})
     found = {}
     for key, those in by_key.items():
         if not succeeded.is_known(key, those):
@@ -170,11 +153,11 @@ class _Successes:
     down_to: Mapping[str, int]
     """The lowest offset that was read in partitions that have more rows."""
 
-    def is_known(self, key: str, failing: Sequence[_Failing]) -> bool:
+    def is_known(self, key: str, failing: Sequence[Unsettled]) -> bool:
         """Return whether rows were read down to a failing message of a key, in each of its partitions."""
         highest: dict[str, int] = {}
         for one in failing:
-            highest[one.partition] = max(one.offset, highest.get(one.partition, 0))
+            highest[one.key] = max(one.offset, highest.get(one.key, 0))
         return key in self.failing or all(offset >= self.down_to.get(name, 0) for name, offset in highest.items())
 
 
@@ -311,13 +294,13 @@ def _add_waiting(
     waiting, is_whole = failing(session, ref)
     times = failed_at(session, ref, [one.offset for one in waiting])
     for one in waiting:
-        task = job_results.task_of(ref, one.partition)
+        task = job_results.task_of(ref, one.key)
         since = max(begin, succeeded[queue, task])
         if failed := [at for at in times.get(one.offset, ()) if at > since]:
             failures = of_task[task]
             failures.jobs.add(one.offset)
             failures.times += failed
-            failures.error = failures.error or messages.last_line(one.error)
+            failures.error = failures.error or messages.last_line(one.end)
     return is_whole
 
 

@@ -362,7 +362,7 @@ class _Reading:
 
     def add_retrying(self, refs: Sequence[GroupRef]) -> None:
         """Add messages that wait for another attempt."""
-        found, self._retrying = read_shares(partial(_unsettled, self._session), refs, self._bounds.errors)
+        found, self._retrying = read_shares(partial(unsettled, self._session), refs, self._bounds.errors)
         for ref, rows in found.items():
             for row in rows:
                 if row.is_retrying:
@@ -420,14 +420,18 @@ def _shares(keys: Mapping[int, str | None], *offsets: Sequence[int]) -> list[Key
 # -- messages that wait for another attempt ---------------------------------------
 
 
-class _Unsettled(NamedTuple):
+class Unsettled(NamedTuple):
+    """A delivery that is claimed and not settled."""
+
     offset: int
     attempts: int
     at: int
     token: int
     by: str
     key: str
+    """The partition key."""
     end: str
+    """The end of the last error."""
 
     @property
     def is_retrying(self) -> bool:
@@ -439,7 +443,7 @@ class _Unsettled(NamedTuple):
         return LOST_TEXT if not self.end and losses.is_lost(self.token, self.by) else texts.of(ref, self.end)
 
 
-def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[_Unsettled]]:
+def unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[Unsettled]]:
     """Return deliveries of groups that are not settled; those that wait longest first."""
     select = (
         "SELECT consumer_group, topic, message_offset, retry_count, delivered_at, delivery_token, delivered_by, "
@@ -448,7 +452,7 @@ def _unsettled(session: Session, refs: Sequence[GroupRef], most: int) -> dict[Gr
         "ORDER BY invisible_until DESC LIMIT %s"
     )
     rows = session.each(select, [(*ref, False, most) for ref in refs])
-    return grouped((GroupRef(group, topic), _Unsettled(*row)) for group, topic, *row in rows)
+    return grouped((GroupRef(group, topic), Unsettled(*row)) for group, topic, *row in rows)
 
 
 def _moved(
@@ -472,7 +476,7 @@ def retrying_of_kind(
 ) -> tuple[list[int], bool]:
     """Return the offsets of a group's messages in retry whose masked error is a text, and whether these are all."""
     texts = _Texts(shown)
-    rows = _unsettled(session, [ref], bounds.errors + 1).get(ref, [])
+    rows = unsettled(session, [ref], bounds.errors + 1).get(ref, [])
     chosen = [one.offset for one in rows[: bounds.errors] if one.is_retrying and one.text(ref, texts) == text]
     whole = len(rows) <= bounds.errors
     if moved and job_results.is_of_jobs(ref):
