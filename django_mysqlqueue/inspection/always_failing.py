@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from django_mysqlqueue.db.tables import EVENTS, RESULTS, STATE
 from django_mysqlqueue.inspection.error_kinds import FAILED as HAVE_FAILED
 from django_mysqlqueue.inspection.error_kinds import Unsettled, unsettled
-from django_mysqlqueue.inspection.tasks import ERROR_READ, EndedJob, ended, error_line, failed_ones
+from django_mysqlqueue.inspection.tasks import EndedJob, ErrorLine, ended, failed_ones, last_errors
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.names.rules import JOB_PREFIX
 from django_mysqlqueue.service import job_results, messages
@@ -317,16 +317,11 @@ def _moved(session: Session, refs: Collection[GroupRef]) -> tuple[list[EndedJob]
 def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool) -> AlwaysFailing:
     tasks = sorted(chosen, key=lambda task: (-len(chosen[task].jobs), task))
     first = chosen[tasks[0]]
+    job = first.ended or ("" if first.error else first.moved)
     return AlwaysFailing(
         names=tuple(tasks),
         messages=Count(sum(len(one.jobs) for one in chosen.values()), exact),
         failures=Count(sum(len(one.times) for one in chosen.values()), exact),
         since=min(at for one in chosen.values() for at in one.times),
-        error=first.error if first.error and not first.ended else _last_error(session, first.ended or first.moved),
+        error=last_errors(session, [job]).get(job, ErrorLine()).text if job else first.error,
     )
-
-
-def _last_error(session: Session, job: str) -> str:
-    """Return the last line of the last error of a job; empty if it is gone."""
-    row = session.row(f"SELECT {session.dialect.ending('errors', ERROR_READ)} FROM {RESULTS} WHERE id = %s", (job,))
-    return "" if row is None else error_line(row[0]).text
