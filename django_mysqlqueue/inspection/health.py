@@ -190,11 +190,7 @@ def check_selected(
     stall_times: StallTimes = STALL_TIMES,
     is_only: bool = False,
 ) -> HealthReport:
-    """Check one of several databases, as ``check_health`` does, but let other databases have some of the groups.
-
-    If none of the selected groups is registered in this one, the only findings are those that hold up messages on their
-    way to the selected topics. Call ``require_registered`` with the states of all databases.
-    """
+    """Check one of several databases, which may lack groups: ``require_registered`` then takes the states of all."""
     thresholds = limits.thresholds()
     state = get_overview(using=using, bounds=bounds, window=thresholds.window)
     if is_only:

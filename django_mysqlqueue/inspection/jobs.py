@@ -278,12 +278,7 @@ def look(
 def _places(
     session: Session, wanted: JobFilter, values: Sequence[str], after: JobPosition | None, limit: int, bounds: Bounds
 ) -> tuple[list[JobPosition], JobPosition | None]:
-    """Return the places of jobs that match, newest first, and the place up to which the index was read.
-
-    That is None if it was read to its end. A number of rows is read for each value of the index's first column. If
-    there are more, those behind the newest of the values' last places are left to the next page: rows that were not
-    read may come before them.
-    """
+    """Return the places of jobs that match, newest first, and that up to which the index was read; None: to its end."""
     index, first, order = wanted.index
     condition, parameters = wanted.beside()
     number = max(limit + 1, bounds.jobs // len(values)) if condition else limit + 1
@@ -294,6 +289,7 @@ def _places(
     )
     rows = session.each(select, [(place, *parameters, value, *limits, number) for place, value in enumerate(values)])
     of_value = grouped((place, (moment, job)) for place, moment, job, _ in rows)
+    # Behind the newest of the values' last places, rows that were not read may come first: the next page has them.
     end = max((min(places) for places in of_value.values() if len(places) == number), default=None)
     found = [(moment, job) for _, moment, job, is_match in rows if is_match]
     return sorted((place for place in found if end is None or place >= end), reverse=True), end

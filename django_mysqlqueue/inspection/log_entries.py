@@ -149,11 +149,7 @@ class IdSearch:
 def by_id(
     session: Session, message_id: str, *, topic: str | None = None, key: str | None = None, bounds: Bounds = PAGES
 ) -> IdSearch:
-    """Search messages by id, which is unique within a topic and partition.
-
-    Without a partition, the search covers the partition of a message without a key, and, if the id contains a time, the
-    messages that entered the log then. If that finds nothing, or the id contains no time, it covers each partition.
-    """
+    """Search messages by id: in the partition of one without a key and around the time in the id, else in all."""
     if topic is not None and key is not None:
         return IdSearch(entries(session, list(at_ids(session, [(topic, key, message_id)]).values())), complete=True)
     chosen = log.all_topics(session) if topic is None else [topic]

@@ -473,12 +473,7 @@ class _GroupReader:
         )
 
     def _unclaimed(self, ref: GroupRef, offset: int) -> _Unsettled:
-        """Count the messages that the group has not claimed.
-
-        Partitions are read in the order of the group's position, the furthest behind first, until the limit of the
-        count is reached or the group's share of the time is over; then the count is not exact. The first ones are read
-        in any case, so that no group with a backlog seems to have none.
-        """
+        """Count the messages that the group has not claimed, in the partitions furthest behind first, up to a bound."""
         session, bounds, most = self._session, self._bounds, self._bounds.count
         last, whole = self._ends.of(ref.topic)
         read = of_partitions.many_positions(session, ref, last, self._ends.most)
@@ -488,6 +483,7 @@ class _GroupReader:
         found: dict[str, tuple[int, int]] = {}
         with self._share() as is_over:
             for start in range(0, len(behind), bounds.piece):
+                # The first ones are read in any case: no group with a backlog may seem to have none.
                 if number > most or (start and is_over()):
                     whole = False
                     break

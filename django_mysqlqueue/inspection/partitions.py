@@ -418,12 +418,7 @@ def _bytes(group: str, topic: str) -> tuple[bytes, bytes]:
 def survey(
     session: Session, group: ListedGroup, *, prefix: str = "", owner: str | None = None, bounds: Bounds = PAGES
 ) -> PartitionBacklogs:
-    """Compare the backlogs of a group's partitions, as ``get_partition_backlogs`` does.
-
-    Only partitions whose watermark is below their newest message are counted, the lowest watermark first: at first up
-    to ``bounds.depth`` messages of each, then up to ``bounds.partition_count``. Each statement counts as many messages.
-    The first partitions are counted even if the time is over.
-    """
+    """Compare the backlogs of a group's partitions that are not settled to their ends, the lowest watermark first."""
     most = bounds.surveyed_partitions
     read, whole = last_offsets(session, group.ref.topic, limit=most, since=prefix)
     ends = {key: end for key, end in read.items() if key.startswith(prefix)}
@@ -450,6 +445,7 @@ def survey(
             found = _unsettled(session, group.ref, piece, up_to)
             counts.update({key: one.lag for key, one in found.items()})
 
+    # Those with many messages are counted again, up to a higher number.
     count([key for _, key in behind], bounds.depth)
     count([key for _, key in behind if key in counts and not counts[key].exact], bounds.partition_count)
     lags: dict[str, Count | None] = dict.fromkeys(sorted(ends), Count(0))

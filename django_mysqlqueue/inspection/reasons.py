@@ -96,11 +96,7 @@ def why(
     handler: Handler | None = None,
     bounds: Bounds = PAGES,
 ) -> WaitReason | None:
-    """Return the first reason why a group does not start a message, or why its delivery is not followed by another.
-
-    None if the group has settled the message or does not receive it, or if the delivery itself is the reason: it is in
-    flight, in backoff or snoozed.
-    """
+    """Return why a group does not start a message; None if it is settled, in flight, delayed, or not for the group."""
     if state.standing not in ("in_flight", "waits", "unclaimed"):
         return None
     if state.unfinished:

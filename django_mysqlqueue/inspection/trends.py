@@ -63,11 +63,7 @@ def look_of(bucket: Bucket, since: int) -> Look | None:
 
 
 def change_per_second(newest: Look | None, buckets: Sequence[Bucket], *, since: int) -> float | None:
-    """Return by how many messages per second a backlog changes; negative if it falls, None if it is not known.
-
-    The newest two looks decide. If one of them stopped counting, they tell at most the direction, and what came in and
-    was settled in the newest minute in which both were counted says how fast.
-    """
+    """Return by how many messages per second a backlog changes, by its newest two looks; None: it is not known."""
     looks = [] if newest is None else [newest]
     looks += [look for bucket in reversed(buckets) if (look := look_of(bucket, since)) is not None]
     flow = next(((one.entered - one.settled) / MINUTE for one in reversed(buckets) if one.entered_minutes), None)
@@ -75,6 +71,7 @@ def change_per_second(newest: Look | None, buckets: Sequence[Bucket], *, since: 
     old = None if new is None else next((one for one in looks if new.at - one.at >= SHORTEST * 1000), None)
     if new is None or old is None:
         return flow
+    # If a look stopped counting, both tell at most the direction; what came in and was settled says how fast.
     change = (new.backlog.value - old.backlog.value) / (new.at - old.at) * 1000
     if old.backlog.exact and (new.backlog.exact or change > 0):
         return change
