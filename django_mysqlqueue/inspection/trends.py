@@ -243,7 +243,8 @@ def read_rows(overview: QueueOverview, problems: Iterable[Problem]) -> list[Grou
     parts = grouped((one.ref, one) for one in sums)
     of_group = grouped((one.ref, one) for one in problems)
     return [
-        _row(group, of_group.get(group.ref, []), recent[group.ref], parts.get(group.ref, []), now) for group in overview.groups
+        _row(group, of_group.get(group.ref, []), recent[group.ref], parts.get(group.ref, []), now)
+        for group in overview.groups
     ]
 
 
