@@ -107,17 +107,20 @@ def queue_text(name: str, value: str, **attributes: object) -> str:
     A browser removes the ends of lines from it, and changes others in hidden inputs. So it contains the text with
     escapes, and a hidden one the text itself as JSON, for ``Page.text``.
     """
-    shown = escaping.visible(value)
     more = format_html_join("", ' {}="{}"', attributes.items())
-    found = format_html('<input type="text" name="{}" value="{}"{}>', name, shown, more)
-    if shown == value:
-        return found
-    return format_html('{}<input type="hidden" name="exact_{}" value="{}">', found, name, json.dumps(value))
+    field = format_html('<input type="text" name="{}" value="{}"{}>', name, escaping.visible(value), more)
+    return _with_exact(field, name, value)
+
+
+def _with_exact(field: SafeString, name: str, value: str) -> SafeString:
+    if escaping.visible(value) == value:
+        return field
+    return format_html('{}<input type="hidden" name="exact_{}" value="{}">', field, name, json.dumps(value))
 
 
 @register.simple_tag
 def queue_select(name: str, choices: Iterable[Any], chosen: str) -> str:
-    """Return the select of a filter, in which nothing need be chosen.
+    """Return the select of a filter, in which nothing need be chosen, with the value itself as in ``queue_text``.
 
     ``choices``: the values, or pairs of a value and its label.
     """
@@ -125,11 +128,11 @@ def queue_select(name: str, choices: Iterable[Any], chosen: str) -> str:
     if chosen and chosen not in dict(pairs):
         pairs.append((chosen, chosen))
     options = [
-        (value, " selected" if value and value == chosen else "", escaping.visible(str(label)))
+        (escaping.visible(value), " selected" if value and value == chosen else "", escaping.visible(str(label)))
         for value, label in [("", _("all")), *pairs]
     ]
     inside = format_html_join("", '<option value="{}"{}>{}</option>', options)
-    return format_html('<select name="{}">{}</select>', name, inside)
+    return _with_exact(format_html('<select name="{}">{}</select>', name, inside), name, chosen)
 
 
 @register.simple_tag(takes_context=True)

@@ -15,10 +15,8 @@ from tests.support.job_pages import job
 from tests.support.scenarios import dead_letters
 
 FIELDS = {
-    ("operations", "topic"): ("topic-1", {}),
     ("operations", "group"): ("group-1", {}),
     ("operations", "by"): ("adam", {}),
-    ("messages", "topic"): ("topic-1", {}),
     ("messages", "key"): ("key-1", {"topic": "topic-1"}),
     ("messages", "id"): ("id-1", {"topic": "topic-1"}),
     ("messages", "contains"): ("letters", {"topic": "topic-1"}),

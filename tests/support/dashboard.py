@@ -37,6 +37,9 @@ def submitted(text):
             value = re.sub("[\r\n]", "", value)
         if attributes["type"] != "checkbox":
             found[attributes["name"]] = unescape(value)
+    for name, options in re.findall(r'<select name="([^"]*)">(.*?)</select>', form, re.DOTALL):
+        for value in re.findall(r'value="([^"]*)" selected>', options):
+            found[name] = unescape(value)
     return found
 
 
