@@ -45,6 +45,15 @@ def test_a_partition_whose_group_is_not_counted_to_its_end_has_a_bound(db, clien
     assert str(row.lag).endswith("+")
 
 
+def test_of_two_bounds_of_a_partition_the_higher_one_is_shown(db, client, monkeypatch):
+    """The group's count may have stopped at the beginning of the partition."""
+    few = dataclasses.replace(base.Page.bounds, partition_count=5, count=10, depth=3)
+    monkeypatch.setattr(base.Page, "bounds", few)
+    Sub(handler())
+    log(18, "ab")
+    assert {row.key: str(row.lag) for row in context(client)["rows"]} == {"a": "9+", "b": "5+"}
+
+
 def test_the_only_cause_is_named_once_and_does_not_lead_to_the_page_itself(db, client):
     Sub(handler()).leave()
     log(3)

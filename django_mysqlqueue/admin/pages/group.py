@@ -142,8 +142,9 @@ class GroupPage(Page):
 
 
 def _counted(partition: Partition, group: GroupOverview) -> Partition:
-    """Return a partition with the group's own count: that of the partition stops after messages for others, too."""
-    return partition if partition.lag.exact else replace(partition, lag=group.backlog_of(partition.key))
+    """Return a partition with the group's own count if that got further: the other one counts those for others, too."""
+    counts = (partition.lag, group.backlog_of(partition.key))
+    return partition if partition.lag.exact else replace(partition, lag=max(counts, key=lambda one: one.value))
 
 
 def _handlers(session: Session, group: GroupOverview, now: int, bounds: Bounds) -> str:
