@@ -96,7 +96,7 @@ class Cause:
     @property
     def partitions(self) -> int:
         """The number of partitions that wait, if the problems are about partitions."""
-        return len({(one.ref, one.key) for one in self.problems if one.key is not None})
+        return len({(one.ref, one.key) for one in self.problems if one.key is not None and one.kind != "retrying"})
 
     @property
     def messages(self) -> Count:
@@ -116,7 +116,11 @@ class Cause:
     def _sum(self, of: Callable[[Problem], Count]) -> Count:
         found: defaultdict[object, dict[object, Count]] = defaultdict(dict)
         # Those in the outbox are part of what waits for their groups.
-        for problem in [one for one in self.problems if one.ref is not None] or self.problems:
+        problems = [one for one in self.problems if one.ref is not None] or self.problems
+        known = {(one.ref, offset) for one in problems for offset in one.offsets}
+        for problem in problems:
+            if (problem.ref, problem.offset) in known:
+                continue
             parts = found[problem.ref, problem.topic, problem.database]
             part = (problem.key, problem.offset)
             parts[part] = _larger(parts.get(part, NONE), of(problem))

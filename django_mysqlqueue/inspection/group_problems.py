@@ -254,6 +254,7 @@ def retrying(ref: GroupRef, found: AlwaysFailing, thresholds: HealthSettings, no
         ref,
         since=found.since,
         messages=found.messages,
+        offsets=frozenset(found.offsets),
         error=found.error,
         failed=found.messages,
     )

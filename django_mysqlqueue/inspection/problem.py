@@ -268,6 +268,8 @@ class Problem:
     """The newest row that the operation changes: the offset of a dead letter, or the row of a quarantined message."""
     messages: Count = NONE
     """The messages that wait because of it."""
+    offsets: frozenset[int] = frozenset()
+    """The offsets of these messages in the log, if they are of some keys or tasks."""
     dead_lettered_soon: int = 0
     """About how many messages will be dead-lettered within an hour if each further attempt fails."""
     disk: Count = NONE

@@ -63,6 +63,17 @@ def test_the_facts_of_a_cause(problems, facts):
     assert Cause(found, "", "").since == min((one.since for one in found if one.since is not None), default=None)
 
 
+def test_a_message_that_two_problems_are_about_is_counted_once():
+    """A key is no partition: its messages may be in a hashed one."""
+    keys = Problem(0, "retrying", "", G, "ada", messages=FEW, offsets=frozenset((7, 8, 9)))
+    stuck = [Problem(2, "stuck", "", ref, "p", 7, messages=Count(1)) for ref in (G, H)]
+    (cause,) = find_causes(overview(group(subscribers=[live()])), [keys, stuck[0]])
+    assert cause.facts(NOW) == "3 waiting messages"
+    other = Problem(2, "stuck", "", G, "q", 5, messages=Count(1))
+    assert Cause((keys, *stuck, other), "", "").messages == Count(5), "messages of another group are others"
+    assert Cause((keys, *stuck, other), "", "").partitions == 3
+
+
 def test_a_cause_began_when_its_most_telling_problem_did():
     stuck = Problem(1, "stuck", "", G, "k", 7, since=ago(900))
     assert Cause((Problem(0, "failing", "", G, since=ago(60)), stuck), "", "").since == ago(60)
