@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from django_mysqlqueue.db.tables import EVENTS, RESULTS, STATE
 from django_mysqlqueue.inspection.error_kinds import FAILED as HAVE_FAILED
-from django_mysqlqueue.inspection.error_kinds import Unsettled, unsettled
+from django_mysqlqueue.inspection.error_kinds import Attempt, Unsettled, recorded_deliveries, unsettled
 from django_mysqlqueue.inspection.tasks import EndedJob, ErrorLine, ended, failed_ones, last_errors
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.names.rules import JOB_PREFIX
@@ -24,6 +24,7 @@ from django_mysqlqueue.service.log import publisher_keys
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.session import Session, grouped
+from django_mysqlqueue.text.error_texts import is_attempt
 
 Outcome = DeliveryEvent.Outcome
 SETTLED = (Outcome.DEAD_LETTERED.value, Outcome.DELETED.value, Outcome.EXPIRED.value, Outcome.SUPERSEDED.value)
@@ -48,6 +49,8 @@ SCHEDULED = 2500
 """Number of scheduled messages among which jobs that wait for long are searched, of all topics together."""
 ENDED = 1000
 """Number of the newest results of each status that are read, of all queues together."""
+RECORDED = 1000
+"""Number of the newest recorded deliveries of a queue that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,12 @@ class AlwaysFailing:
     """When the first of these attempts failed."""
     error: str
     """The last line of the error of one of them."""
+    waiting: Count
+    """How many of the messages wait for another attempt."""
     offsets: tuple[int, ...] = ()
-    """The messages, if they have keys in common."""
+    """Those of them that wait in the log."""
+    are_tasks: bool = False
+    """Whether the names are those of tasks."""
     others: int = 0
     """How many attempts of the other messages that were read have failed."""
 
@@ -89,6 +96,7 @@ def find_keys(session: Session, started: Mapping[GroupRef, int], *, least: int) 
                 failures=Count(sum(map(len, failures.values())), is_whole),
                 since=min(map(min, failures.values())),
                 error=messages.last_line(chosen[0].end),
+                waiting=Count(len(chosen), is_whole),
                 offsets=tuple(one.offset for one in chosen),
                 others=sum(one.attempts for one in those) - sum(one.attempts for one in chosen),
             )
@@ -234,6 +242,7 @@ class _Failures:
     jobs: set[object] = field(default_factory=set)
     """The offset of a message for a job that waits, or the id of one that has ended."""
     times: list[int] = field(default_factory=list)
+    number_ended: int = 0
     ended: str = ""
     """The id of the newest that has ended."""
     error: str = ""
@@ -260,15 +269,21 @@ def find_tasks(
     known_from = good[-1].at if len(good) >= ENDED else 0
     succeeded = defaultdict(lambda: known_from, {(one.queue, one.task): one.at for one in reversed(good)})
     moved, is_read = _moved(session, started)
+    refs = list(started)[:GROUPS]
+    recorded = recorded_deliveries(session, refs, RECORDED)
     found = {}
-    for ref, begin in list(started.items())[:GROUPS]:
+    for ref in refs:
+        begin, attempts = started[ref], recorded.get(ref, [])
         of_task: defaultdict[str, _Failures] = defaultdict(_Failures)
         _add(of_task, ref, [one for one in bad if one.last_attempted_at and one.at > begin], succeeded)
         is_whole = _add_waiting(session, of_task, ref, begin, succeeded) and is_read
         _add(of_task, ref, [one for one in moved if one.at > begin], succeeded)
+        _add_recorded(of_task, ref, [one for one in attempts if one.at > begin], succeeded)
         chosen = {task: failures for task, failures in of_task.items() if failures.is_task(least, recent)}
         if chosen:
-            found[ref] = _summary(session, chosen, exact=is_whole and len(bad) < ENDED)
+            exact = is_whole and len(bad) < ENDED
+            all_recorded = len(attempts) < RECORDED or attempts[-1].at <= begin
+            found[ref] = _summary(session, chosen, exact=exact, all_recorded=all_recorded)
     return found
 
 
@@ -281,6 +296,7 @@ def _add(of_task: Mapping[str, _Failures], ref: GroupRef, jobs: Iterable[EndedJo
             failures.jobs.add(one.id)
             failures.times.append(one.at)
             if one.last_attempted_at:
+                failures.number_ended += 1
                 failures.ended = failures.ended or one.id
             else:
                 failures.moved = failures.moved or one.id
@@ -314,14 +330,28 @@ def _moved(session: Session, refs: Collection[GroupRef]) -> tuple[list[EndedJob]
     return [EndedJob(*row) for row in rows], is_whole
 
 
-def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool) -> AlwaysFailing:
+def _add_recorded(
+    of_task: Mapping[str, _Failures], ref: GroupRef, attempts: Iterable[Attempt], succeeded: _SucceededAt
+) -> None:
+    """Add the failed attempts of jobs that have ended or been moved: of these, only the last one was known."""
+    queue = ref.topic.removeprefix(JOB_PREFIX)
+    those = ((job_results.task_of(ref, one.key), one) for one in attempts if one.outcome in HAVE_FAILED)
+    times = grouped((task, one.at) for task, one in those if is_attempt(one.start) and one.at > succeeded[queue, task])
+    for task, failures in of_task.items():
+        failures.times = max(failures.times, times.get(task, []), key=len)
+
+
+def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool, all_recorded: bool) -> AlwaysFailing:
     tasks = sorted(chosen, key=lambda task: (-len(chosen[task].jobs), task))
     first = chosen[tasks[0]]
     job = first.ended or ("" if first.error else first.moved)
     return AlwaysFailing(
         names=tuple(tasks),
         messages=Count(sum(len(one.jobs) for one in chosen.values()), exact),
-        failures=Count(sum(len(one.times) for one in chosen.values()), exact),
+        failures=Count(sum(len(one.times) for one in chosen.values()), exact and all_recorded),
         since=min(at for one in chosen.values() for at in one.times),
         error=last_errors(session, [job]).get(job, ErrorLine()).text if job else first.error,
+        waiting=Count(sum(len(one.jobs) - one.number_ended for one in chosen.values()), exact),
+        offsets=tuple(job for one in chosen.values() for job in one.jobs if isinstance(job, int)),
+        are_tasks=True,
     )

@@ -489,7 +489,9 @@ def retrying_of_kind(
 # -- recorded attempts --------------------------------------------------------------
 
 
-class _Attempt(NamedTuple):
+class Attempt(NamedTuple):
+    """A recorded delivery."""
+
     key: str
     offset: int
     attempt: int
@@ -501,7 +503,7 @@ class _Attempt(NamedTuple):
     end: str
 
 
-def recorded_deliveries(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[_Attempt]]:
+def recorded_deliveries(session: Session, refs: Sequence[GroupRef], most: int) -> dict[GroupRef, list[Attempt]]:
     """Return recorded deliveries of groups, newest first."""
     select = (
         "SELECT consumer_group, topic, id, partition_key, message_offset, attempt, outcome, settled_at, "
@@ -510,7 +512,7 @@ def recorded_deliveries(session: Session, refs: Sequence[GroupRef], most: int) -
         "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s"
     )
     rows = sorted(session.each(select, [(*ref, most) for ref in refs]), key=lambda row: -row[2])
-    return grouped((GroupRef(group, topic), _Attempt(*row)) for group, topic, _id, *row in rows)
+    return grouped((GroupRef(group, topic), Attempt(*row)) for group, topic, _id, *row in rows)
 
 
 # -- dead letters -------------------------------------------------------------------

@@ -250,15 +250,15 @@ def retrying(ref: GroupRef, found: AlwaysFailing, thresholds: HealthSettings, no
     problem = Problem(
         0 if rule_of(thresholds).share < 1 else 1,
         "retrying",
-        _keys_text(ref, found, now) if found.offsets else _tasks_text(ref, found, now),
+        _tasks_text(ref, found, now) if found.are_tasks else _keys_text(ref, found, now),
         ref,
         since=found.since,
-        messages=found.messages,
+        messages=found.waiting,
         offsets=frozenset(found.offsets),
         error=found.error,
         failed=found.messages,
     )
-    if found.offsets:
+    if not found.are_tasks:
         return replace(problem, key=found.names[0])
     advice = _("Fix the task or what it calls, then redrive its dead letters.")
     return replace(problem, task=found.names[0], advice=advice, operation="redrive")

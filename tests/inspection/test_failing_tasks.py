@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from django_mysqlqueue.inspection import always_failing, find_causes, find_problems, get_overview
-from django_mysqlqueue.models import JobResult
+from django_mysqlqueue.models import DeliveryEvent, JobResult
 from django_mysqlqueue.tasks import RetryLater, job
 from django_mysqlqueue.tasks.handlers import job_handlers
 from tests.app import jobs
@@ -96,9 +96,20 @@ def test_jobs_that_wait_for_another_attempt_count(runs):
     runs(lambda: [jobs.fail_slowly.enqueue() for _ in range(5)], lambda: [jobs.add.enqueue(1) for _ in range(20)])
     (problem,) = found("retrying")
     assert problem.task == "tests.app.jobs.fail_slowly"
-    # Of jobs that have ended, the last attempt counts.
-    assert problem.text.endswith(" (15 failures of 15 jobs of jobs/jobs.default).")
+    first = min(DeliveryEvent.objects.values_list("settled_at", flat=True))
+    assert problem.since == first, "though the first jobs have ended with their second attempts"
+    assert problem.text.endswith(" (25 failures of 15 jobs of jobs/jobs.default).")
+    assert (problem.messages.value, problem.failed.value) == (5, 15), "the others are dead letters"
     assert "KeyError: 'no'" in problem.error
+    (cause,) = [one for one in find_causes() if problem in one.problems]
+    assert cause.messages.value == 5
+
+
+def test_failures_beyond_those_that_are_recorded_are_a_bound(runs, monkeypatch):
+    runs(lambda: [jobs.fail_slowly.enqueue() for _ in range(5)], lambda: [jobs.add.enqueue(1) for _ in range(20)])
+    monkeypatch.setattr(always_failing, "RECORDED", 20)
+    (problem,) = found("retrying")
+    assert "(20+ failures of 15 jobs of " in problem.text
 
 
 def test_jobs_that_wait_for_long_count(runs):
