@@ -258,7 +258,7 @@ def _is_alarming(problem: Problem) -> bool:
 
 def _finding(problem: Problem) -> HealthFinding:
     found = HealthFinding(*(getattr(problem, field.name) for field in dataclasses.fields(HealthFinding)))
-    return dataclasses.replace(found, since=problem.oldest_at) if found.since is None else found
+    return dataclasses.replace(found, since=problem.began_at)
 
 
 def _require(what: str, names: Collection[str], known: Collection[str]) -> None:

@@ -285,6 +285,11 @@ class Problem:
     """Whether the text names a host, a database user or a subscriber, or contains an error."""
 
     @property
+    def began_at(self) -> int | None:
+        """When it began or, if this is not known, since when the oldest message has waited."""
+        return self.oldest_at if self.since is None else self.since
+
+    @property
     def harm(self) -> Count:
         """How many messages fail or wait because of it, by which problems of one severity are ranked."""
         return self.failed or (NONE if self.kind in DELIBERATE else self.messages)

@@ -8,7 +8,7 @@ import json
 import re
 
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
 from django.core.management.color import no_style
 from django.db import connection
@@ -336,6 +336,15 @@ def test_status_with_every_subscriber_down(db, clock):
     )
     assert re.fullmatch(text, found["status"]["text"])
     assert [(one["kind"], one["messages"], one["problems"]) for one in found["causes"]] == [("no_subscriber", 3, 2)]
+    health = io.StringIO()
+    with pytest.raises(SystemExit):
+        call_command("queuehealth", format="json", stdout=health)
+    told = json.loads(health.getvalue())
+    facts = [
+        {one["text"]: (one["since"], one["error"]) for one in those}
+        for those in (found["problems"], [*told["problems"], *told["notes"]])
+    ]
+    assert facts[0] == facts[1]
     Sub(handler())
     assert not abandoned()
 

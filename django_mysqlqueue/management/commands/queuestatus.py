@@ -256,6 +256,8 @@ class Command(ReadingCommand):
                     "offset": one.offset,
                     "subscriber": one.subscriber,
                     "task": one.task,
+                    "since": one.began_at,
+                    "error": one.error or None,
                 }
                 for one in found.problems
             ],
