@@ -38,7 +38,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         (*LABELS, "count"),
     ),
     "oldest_unacked_age_seconds": (
-        "Age of the oldest message in the log that the group has not settled; 0 if there is none.",
+        "Age of the oldest message that waits for the group, in the log or due in the outbox; 0 if there is none.",
         LABELS,
     ),
     "subscribers": ("Live subscribers.", LABELS),
