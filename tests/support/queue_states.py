@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.management import call_command
 
@@ -19,7 +19,7 @@ from django_mysqlqueue.options.backoff import Backoff
 from tests.conftest import Clock
 from tests.support import garbage
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import DeadLetterFilter, GroupRef, Subset, groups
+from tests.support.internals import DeadLetterFilter, GroupRef, Session, Subset, groups
 
 SLACK = 20.0
 """Seconds that a test may take; the states are further apart than that."""
@@ -48,6 +48,19 @@ class Problem:
     """``group/topic``; '': it is about the whole queue or a topic."""
 
 
+class Headline(NamedTuple):
+    text: str
+    """A part of it."""
+    since: int | None = None
+    """Epoch milliseconds."""
+    error: str = ""
+    """The last line of the most frequent one."""
+    messages: int = 0
+    """How many wait because of it."""
+    costs: str = ""
+    """What the pages add."""
+
+
 @dataclass(frozen=True)
 class State:
     """What is true."""
@@ -56,6 +69,8 @@ class State:
     """By ``group/topic``."""
     problems: frozenset[Problem] = frozenset()
     outbox: int = 0
+    headlines: tuple[Headline, ...] = ()
+    """Some of what is said of the causes."""
 
 
 def problems(*found: tuple[int, str] | tuple[int, str, str]) -> frozenset[Problem]:
@@ -76,6 +91,8 @@ class Stage:
         self.clock = clock
         self.settings = settings
         self.subs: list[Sub] = []
+        self.ends = contextlib.ExitStack()
+        """What has to be ended after the state was read."""
 
     def register(self, group: str = "g", topic: str = "t", *, mode: str = "ordered", start: str = "earliest") -> None:
         groups.register(USING, GroupRef(group, topic), mode=mode, start=start)
@@ -89,6 +106,10 @@ class Stage:
         sub = Sub(*handlers or (handler(),), **options)
         self.subs.append(sub)
         return sub
+
+    @property
+    def now(self) -> int:
+        return Session(USING).now()
 
     def wait(self, passed: float) -> None:
         self.clock.advance(passed)
