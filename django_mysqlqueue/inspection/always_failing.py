@@ -50,7 +50,7 @@ SCHEDULED = 2500
 ENDED = 1000
 """Number of the newest results of each status that are read, of all queues together."""
 RECORDED = 1000
-"""Number of the newest recorded deliveries of a queue that are read."""
+"""Number of the newest recorded deliveries of a group that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +86,25 @@ def find_keys(session: Session, started: Mapping[GroupRef, int], *, least: int) 
     for ref, at in list(started.items())[:GROUPS]:
         those, is_whole = failing(session, ref)
         by_key = _by_key(session, those, least)
-        failures = _failures(session, ref, by_key, at, least) if by_key else {}
+        dead = _dead_lettered(session, ref) if by_key else {}
+        failures = _failures(session, ref, by_key, dead, at, least) if by_key else {}
         if failures:
-            keys = sorted(failures, key=lambda key: (-len(by_key[key]), key))
+            keys = sorted(failures, key=lambda key: (-len(failures[key]), key))
             chosen = [one for key in keys for one in by_key[key]]
+            offsets = {offset for of_key in failures.values() for offset in of_key} | {one.offset for one in chosen}
+            times = [at for of_key in failures.values() for failed in of_key.values() for at in failed]
+            since = min(times)
+            others = sum(one.attempts for one in those) - sum(one.attempts for one in chosen)
+            others += sum(one.attempt for key in dead.keys() - failures for one in dead[key] if one.at > since)
             found[ref] = AlwaysFailing(
                 names=tuple(keys),
-                messages=Count(len(chosen), is_whole),
-                failures=Count(sum(map(len, failures.values())), is_whole),
-                since=min(map(min, failures.values())),
+                messages=Count(len(offsets), is_whole),
+                failures=Count(len(times), is_whole),
+                since=since,
                 error=messages.last_line(chosen[0].end),
                 waiting=Count(len(chosen), is_whole),
                 offsets=tuple(one.offset for one in chosen),
-                others=sum(one.attempts for one in those) - sum(one.attempts for one in chosen),
+                others=others,
             )
     return found
 
@@ -121,21 +127,43 @@ def _by_key(session: Session, failing: Sequence[Unsettled], least: int) -> dict[
     return {key: found[key] for key in often[:CANDIDATES]}
 
 
+def _dead_lettered(session: Session, ref: GroupRef) -> dict[str | None, list[Attempt]]:
+    """Return the last attempts at messages that were dead-lettered lately, by publisher's key."""
+    recorded = recorded_deliveries(session, [ref], RECORDED).get(ref, [])
+    those = [one for one in recorded if one.outcome == Outcome.DEAD_LETTERED and is_attempt(one.start)][:MESSAGES]
+    keys = publisher_keys(session, {one.offset: one.key for one in those})
+    return grouped((keys[one.offset], one) for one in those)
+
+
 def _failures(
-    session: Session, ref: GroupRef, by_key: Mapping[str, Sequence[Unsettled]], after: int, least: int
-) -> dict[str, list[int]]:
-    """Return when attempts after a time failed since the last success of their key, if often enough for long enough."""
-    times = failed_at(session, ref, [one.offset for those in by_key.values() for one in those])
+    session: Session,
+    ref: GroupRef,
+    by_key: Mapping[str, Sequence[Unsettled]],
+    dead: Mapping[str | None, Sequence[Attempt]],
+    after: int,
+    least: int,
+) -> dict[str, dict[int, list[int]]]:
+    """Return when attempts at messages failed since the last success of their key, if often enough for long enough.
+
+    Messages that were dead-lettered count if others of their key still fail.
+    """
+    tried = {
+        key: [*(one.offset for one in those), *(one.offset for one in dead.get(key, ()))]
+        for key, those in by_key.items()
+    }
+    times = failed_at(session, ref, [offset for offsets in tried.values() for offset in offsets])
     succeeded = _succeeded_at(session, ref, {one.key for those in by_key.values() for one in those})
     found = {}
     for key, those in by_key.items():
         if not succeeded.is_known(key, those):
             continue
         begin = max(after, succeeded.at.get(key, 0))
-        of_messages = [[at for at in times.get(one.offset, ()) if at > begin] for one in those]
-        failed = sorted(at for one in of_messages for at in one)
-        if sum(map(bool, of_messages)) >= LEAST and len(failed) >= least and failed[-1] - failed[0] >= SPAN_MS:
-            found[key] = failed
+        of_messages = {
+            offset: failed for offset in tried[key] if (failed := [at for at in times.get(offset, ()) if at > begin])
+        }
+        failed = sorted(at for one in of_messages.values() for at in one)
+        if len(of_messages) >= LEAST and len(failed) >= least and failed[-1] - failed[0] >= SPAN_MS:
+            found[key] = of_messages
     return found
 
 

@@ -339,7 +339,7 @@ def _step(problems: Sequence[Problem]) -> tuple[str, Problem | None, Operation]:
     alike = {(one.advice, one.operation) for one in problems if one.kind == kind}
     advice, operation = alike.pop() if len(alike) == 1 else ("", "")
     if not advice:
-        advice, operation = str(ADVICE[kind]), OPERATIONS.get(kind, "")
+        advice, operation = str(ADVICE[kind]), operation or OPERATIONS.get(kind, "")
     return advice, _sample(problems), operation
 
 

@@ -62,7 +62,7 @@ STOPPING: frozenset[Kind] = frozenset(
     ("no_subscriber", "outbox", "filter", "seek_ended_early", "drop_ended_early", "still")
 )
 """Kinds of problems for which a group processes nothing, though nobody wants that."""
-FAILURES: tuple[Kind, ...] = ("failing", "recent_dead_letters", "retrying", "stuck", "dead_letters")
+FAILURES: tuple[Kind, ...] = ("failing", "retrying", "recent_dead_letters", "stuck", "dead_letters")
 """Kinds of problems that failing handlers cause, the most telling one first."""
 UNSERVED: tuple[Kind, ...] = ("no_subscriber", "silent")
 """Kinds of problems of a group without subscribers."""

@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django_mysqlqueue import Message, publish_many, subscriber
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage
 from django_mysqlqueue.operations import pausing
+from django_mysqlqueue.options.backoff import Backoff
 from tests.app import jobs
 from tests.support import job_worlds
 from tests.support.dashboard import ROOT, WAITS, hidden
@@ -97,6 +98,27 @@ def test_messages_that_have_failed_are_retried(client, clock, no_handlers):
     button = seen(client, "stuck")[1].button
     assert button.text == "Retry now"
     opened(client, button)
+
+
+def test_the_messages_of_a_key_are_retried(client, clock, no_handlers):
+    def handle(delivery):
+        if delivery.payload == "tenant-13":
+            refuse(delivery)
+
+    options = {"mode": "shared", "backoff": Backoff(initial=10, factor=1, jitter=0), "max_attempts": None}
+    subscriber("t", group="g", **options)(handle)
+    sub = Sub(handler("t", "g", handle, **options))
+    keys = [f"tenant-{10 + n % 5}" for n in range(100)]
+    publish_many("t", [Message(key, key=key) for key in keys])
+    for _ in range(3):
+        clock.advance(65)
+        sub.heart.beat()
+        sub.settle()
+        sub.poller.write_rollups()
+    found = seen(client, "retrying")[1]
+    assert "the key 'tenant-13', of which all attempts fail" in found.cause.text
+    assert found.button.text == "Retry now"
+    assert 'name="key" value="tenant-13"' in opened(client, found.button)
 
 
 def test_dead_letters_are_redriven_up_to_the_newest_that_was_counted(client, clock, no_handlers):

@@ -65,6 +65,35 @@ def test_a_key_of_which_every_message_fails(fails, settings, partitions):
     assert (status.state, status.text.startswith(problem.text)) == ("degraded", True)
 
 
+def test_a_key_of_which_the_first_messages_are_dead_letters(clock):
+    """The group must not be paused for it, and the fault is as old as the first of them."""
+
+    def handle(delivery):
+        if delivery.payload == "globex":
+            raise PermissionError(delivery.payload)
+
+    sub = Sub(handler("t", "g", handle, mode="shared", backoff=AGAIN, max_attempts=3))
+    for _ in range(6):
+        publish_many("t", [Message(TENANTS[n % 5], key=TENANTS[n % 5]) for n in range(100)])
+        sub.settle()
+        sub.poller.write_rollups()
+        clock.advance(65)
+        sub.heart.beat()
+    failures = DeliveryEvent.objects.filter(outcome__in=["failed", "dead_lettered"])
+    clock.stand_still(failures.order_by("settled_at")[0].settled_at + 6 * 65_000)
+    assert failures.filter(outcome="dead_lettered").count() > 50
+    problems = find_problems(using=USING)
+    assert [one.kind for one in problems if one.ref and one.kind in ("failing", "retrying")] == ["retrying"]
+    (problem,) = found()
+    number = failures.count()
+    assert problem.text.startswith(f"{number} of {number} failures of g/t since")
+    assert problem.since == min(failures.values_list("settled_at", flat=True))
+    assert problem.messages.value == DeliveryState.objects.filter(acked=False).count()
+    assert problem.failed.value == 120
+    cause = find_causes(problems=problems)[0]
+    assert cause.text.startswith(problem.text), "not how many were dead-lettered"
+
+
 def test_a_health_page_does_not_show_the_key(fails):
     fails("globex")
     with pytest.raises(ServiceUnavailable, match=r"^Unavailable: g/t: retrying\.$"):
