@@ -23,6 +23,9 @@ from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import messages_per_second
 
+FIRST = 10
+"""Number of topics that are read in any case: the large messages of one must not hide the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
@@ -88,8 +91,10 @@ def summarize_topics(
     rates = read_rates(session, groups, now)
     archived = retention.archived_offset(session) if get_settings().archive_required else None
     return [
-        _summary(session, topic, found, rates, now, archived, bounds if time.monotonic() < until else None)
-        for topic, found in of_topic.items()
+        _summary(
+            session, topic, found, rates, now, archived, bounds if place < FIRST or time.monotonic() < until else None
+        )
+        for place, (topic, found) in enumerate(of_topic.items())
     ]
 
 

@@ -9,7 +9,7 @@ from django.db import connection
 from django.db.models import Avg, F
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue.inspection import PAGES, get_overview
+from django_mysqlqueue.inspection import PAGES, get_overview, topics
 from django_mysqlqueue.inspection.topics import summarize_topics
 from django_mysqlqueue.models import ArchiveSegment, ConsumerGroup, QueueMessage, Rollup
 from tests.support.harness import USING, Sub, handler
@@ -22,9 +22,9 @@ G = GroupRef("g", "t")
 MINUTE = 60_000
 
 
-def summaries(*topics, bounds=PAGES):
+def summaries(*names, bounds=PAGES):
     overview = get_overview(using=USING)
-    names = topics or overview.topics or ()
+    names = names or overview.topics or ()
     found = summarize_topics(Session(USING), names, overview.groups, overview.now, bounds=bounds)
     return {one.topic: one for one in found}
 
@@ -101,11 +101,15 @@ def test_more_partitions_and_messages_are_no_more_statements():
     assert cost() <= few + 4, "SQLite and servers whose statistics are old read some more partitions one by one"
 
 
-def test_what_is_not_read_in_time_is_left_out():
+def test_what_is_not_read_in_time_is_left_out_but_for_the_first_topics(monkeypatch):
     sub = Sub(handler("t", "g"))
     log(2)
     sub.settle()
-    (one,) = summaries("t", bounds=dataclasses.replace(PAGES, seconds=-1.0)).values()
+    out_of_time = dataclasses.replace(PAGES, seconds=-1.0)
+    assert [one.number for one in summaries("s", "t", bounds=out_of_time).values()] == ["0", "2"]
+    monkeypatch.setattr(topics, "FIRST", 1)
+    first, one = summaries("s", "t", bounds=out_of_time).values()
+    assert first.number == "0"
     assert (one.number, one.size, one.oldest_at, one.groups) == ("", "", None, (G,))
 
 
