@@ -164,7 +164,9 @@ def group_pages(client: Client) -> Figures:
         names = {"lag": "backlog", "age": "oldest unsettled message", "subscribers": "live subscribers"}
         for name in ("lag", "age", "in flight", "retrying", "dead letters", "subscribers"):
             shown[f"{ref} {name}"] = Shown(page.cards[names.get(name, name)])
-        shown |= {f"{ref} paused": "paused" in page.facts} | partitions(ref, page, "mq-partitions")
+        shown |= {f"{ref} paused": re.match(r"\s*(ordered|shared) · paused", page.facts) is not None} | partitions(
+            ref, page, "mq-partitions"
+        )
     return shown
 
 
