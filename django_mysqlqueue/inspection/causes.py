@@ -366,8 +366,9 @@ class QueueStatus:
     """The state of the queue, of one database or of all."""
 
     state: State
-    """``"stopped"``: no group that has messages, without those that are paused or move, processes any, or no message
-    leaves the outbox; ``"degraded"``: there is another problem that is not only for information; else ``"ok"``."""
+    """``"stopped"``: messages wait, and no group processes any, nor has live subscribers that would, without those that
+    are paused or move; or no message leaves the outbox. ``"degraded"``: there is another problem that is not only for
+    information. Otherwise ``"ok"``."""
     text: str
     """What is wrong: the worst cause of the state; or that nothing is. ``headline`` adds the name of the error."""
     advice: str = ""
@@ -425,8 +426,10 @@ def status_of(overview: QueueOverview, found: Sequence[Cause]) -> QueueStatus:
     # A group that is paused or moves is to process nothing.
     held = {one.ref for cause in found for one in cause.problems if one.kind in ("paused", "moves")}
     busy = {group.ref for group in overview.groups if group.has_work} - held
+    # A group that has nothing to do at this moment would process the next message.
+    able = {group.ref for group in overview.groups if group.live} - held - stopped
     # The outbox has no group: as long as nothing leaves it, no group receives a message.
-    is_stopped = None in stopped or (bool(busy) and busy <= stopped)
+    is_stopped = None in stopped or (bool(busy) and busy <= stopped and not able)
     worst = next(cause for one, cause in stopping if one.ref is None or one.ref in busy) if is_stopped else serious[0]
     return QueueStatus("stopped" if is_stopped else "degraded", worst.text, worst.advice, worst)
 

@@ -129,6 +129,10 @@ def test_the_queue_is_stopped_if_no_group_with_messages_processes_any():
     unserved = Problem(0, "no_subscriber", "c", G)
     assert state(unserved, groups=(busy, idle)) == "stopped"
     assert state(unserved, groups=(busy, dataclasses.replace(busy, ref=H))) == "degraded"
+    served = dataclasses.replace(group(subscribers=[live()]), ref=H)
+    assert state(unserved, groups=(busy, served)) == "degraded", "it would process the next message"
+    assert state(unserved, Problem(0, "filter", "b", H), groups=(busy, served)) == "stopped"
+    assert state(unserved, Problem(1, "paused", "b", H), groups=(busy, served)) == "stopped"
     assert state(another, groups=(busy,)) == "degraded"
     assert state(unserved, groups=(group(),)) == "degraded", "nothing waits"
     assert state(Problem(0, "outbox", "c"), groups=(busy, idle)) == "stopped"
