@@ -22,6 +22,9 @@ from django_mysqlqueue.sql import failures
 from django_mysqlqueue.sql.connection import bounded
 from django_mysqlqueue.sql.several import ANSWER_SECONDS
 
+UNTIL_IT_ANSWERS = {"Retry-After": "10", "Refresh": "10", "Cache-Control": "no-store"}
+"""The headers of a page without the database: the browser requests it again."""
+
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
 else:
@@ -130,4 +133,4 @@ def _unavailable(request: HttpRequest, alias: str, error: Error) -> HttpResponse
     request.session = _UnreadSession(request.session.session_key)
     banner = Banner(unavailable(alias, f"{failures.summarize(alias, error)}."))
     html = render_to_string(f"{FOLDER}/unavailable.html", {"banner": banner})
-    return HttpResponse(html, status=503, headers={"Retry-After": "10", "Cache-Control": "no-store"})
+    return HttpResponse(html, status=503, headers=UNTIL_IT_ANSWERS)

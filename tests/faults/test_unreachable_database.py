@@ -324,6 +324,7 @@ def test_a_cold_page_whose_session_cannot_be_read_answers_in_time(site, server, 
         os.kill(server.pid, signal.SIGCONT)
     assert several.ANSWER_SECONDS - 1 < took < several.ANSWER_SECONDS + 2
     assert (response.status_code, response["Retry-After"], response["Cache-Control"]) == (503, "10", "no-store")
+    assert response["Refresh"] == "10", "a tab that was opened meanwhile would never see the end of the outage"
     text = unescape(response.content.decode())
     assert f"The database '{PRIVATE}' does not answer." in text
     assert "2013" not in text, "the driver's text may name users and hosts"
