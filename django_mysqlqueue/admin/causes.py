@@ -26,6 +26,7 @@ BUTTONS = {
     "retry": gettext_lazy("Retry now"),
     "redrive": gettext_lazy("Redrive"),
     "requeue-topic": gettext_lazy("Requeue"),
+    "drop": gettext_lazy("Drop group"),
 }
 """By operation of the dashboard, the text of its button beside a cause."""
 

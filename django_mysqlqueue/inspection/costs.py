@@ -57,7 +57,7 @@ def added(
             one = replace(one, error=one.error or errors.get(group.ref, ""), dead_lettered_soon=soon)
         elif group is not None and _is_forgotten(one, overview.now) and measured < GROUPS:
             measured += 1
-            one = replace(one, disk=_disk(session, group))
+            one = replace(one, disk=_disk(session, group), operation="drop")
         if "redrive" in (one.operation, "" if one.advice else OPERATIONS.get(one.kind)):
             one = replace(one, upto=overview.last_offset)
         yield one

@@ -128,7 +128,7 @@ ADVICE = {
     "recurring_failed": gettext_lazy("Fix the cause, then run the schedule now, or redrive the job's dead letter."),
 }
 """By kind of problem, the next step."""
-Operation = Literal["", "pause", "resume", "retry", "redrive", "requeue"]
+Operation = Literal["", "pause", "resume", "retry", "redrive", "requeue", "drop"]
 OPERATIONS: dict[Kind, Operation] = {
     "failing": "pause",
     "paused": "resume",

@@ -17,8 +17,9 @@ from tests.support import job_worlds
 from tests.support.dashboard import ROOT, WAITS, hidden
 from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import GroupRef, registry
+from tests.support.internals import GroupRef, groups, registry
 from tests.support.job_worlds import JOBS
+from tests.support.scenarios import log
 from tests.support.topic_permissions import OnTopics
 
 pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.still_clock]
@@ -128,6 +129,20 @@ def test_dead_letters_are_redriven_up_to_the_newest_that_was_counted(client, clo
     given = hidden(opened(client, found.button))
     assert (given["topic"], given["group"]) == (["t_dlq"], ["g"])
     assert given["upto"] == [str(QueueMessage.objects.latest("offset").offset)]
+
+
+def test_a_forgotten_group_is_dropped(client, clock):
+    groups.register(USING, GroupRef("g", "t"), mode="ordered", start="earliest")
+    other = Sub(handler("u", "other"))
+    log(1)
+    clock.advance(100)
+    other.heart.beat()
+    assert seen(client, "no_subscriber")[1].button is None, "it may be back soon"
+    clock.advance(3700)
+    other.heart.beat()
+    button = seen(client, "no_subscriber")[1].button
+    assert button.text == "Drop group"
+    opened(client, button)
 
 
 def test_quarantined_messages_are_requeued(client):

@@ -121,6 +121,7 @@ def test_a_forgotten_group_costs_disk(clock):
     assert "≈ 51.4 KB of disk" in [one.replace("\xa0", " ") for one in facts("no_subscriber")]
     (problem,) = (one for one in find_problems(using=USING) if one.kind == "no_subscriber")
     assert problem.disk == Count(30 * 1755), "as measured"
+    assert problem.operation == "drop"
     more = dataclasses.replace(problem, disk=Count(1, exact=False))
     assert "of disk or more" in dataclasses.replace(cause("no_subscriber"), problems=(more,)).facts(NOW)
 
