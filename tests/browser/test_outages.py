@@ -149,7 +149,7 @@ def test_slow_handler(shown: Shown, clock: Clock) -> None:
     good.heart.beat()
     slow.heart.beat()
     shown(
-        "Stopped",
+        "Degraded",
         r"^report/orders is stalled: it has live subscribers, but no delivery has ended in the last 10 min; "
         r"50 messages are waiting, one of them for 25 min",
         "which messages are in flight",
@@ -167,7 +167,7 @@ def test_mode_mismatch_in_a_rollout(shown: Shown, clock: Clock, no_handlers: Non
     clock.advance(120)
     good.heart.beat()
     shown(
-        "Stopped",
+        "Degraded",
         r"^billing/orders is registered as ordered, but .* mode='shared': subscribers with this code do not start\.$",
         "queuegroupmode",
     )
