@@ -30,7 +30,7 @@ Outcome = DeliveryEvent.Outcome
 SETTLED = (Outcome.DEAD_LETTERED.value, Outcome.DELETED.value, Outcome.EXPIRED.value, Outcome.SUPERSEDED.value)
 """Outcomes that settle a message without success."""
 MESSAGES = 200
-"""Number of unsettled deliveries of a group that are read, latest due time first, and of its recorded ones."""
+"""Number of unsettled deliveries of a group that are read, latest due time first, and of its recorded dead letters."""
 GROUPS = 20
 """Maximum number of groups that are read."""
 CANDIDATES = 20
@@ -69,6 +69,8 @@ class AlwaysFailing:
     """The last line of the error of one of them."""
     waiting: Count
     """How many of the messages wait for another attempt."""
+    recent: int
+    """How many of them wait, or were dead-lettered within the window of the overview."""
     offsets: tuple[int, ...] = ()
     """Those of them that wait in the log."""
     are_tasks: bool = False
@@ -80,29 +82,35 @@ class AlwaysFailing:
 # -- keys ---------------------------------------------------------------------
 
 
-def find_keys(session: Session, started: Mapping[GroupRef, int], *, least: int) -> dict[GroupRef, AlwaysFailing]:
+def find_keys(
+    session: Session, started: Mapping[GroupRef, int], *, least: int, recent: int
+) -> dict[GroupRef, AlwaysFailing]:
     """Return the first ``GROUPS`` groups that have keys of which every attempt since ``started`` fails."""
     found: dict[GroupRef, AlwaysFailing] = {}
     for ref, at in list(started.items())[:GROUPS]:
         those, is_whole = failing(session, ref)
         by_key = _by_key(session, those, least)
-        dead = _dead_lettered(session, ref) if by_key else {}
-        failures = _failures(session, ref, by_key, dead, at, least) if by_key else {}
+        if not by_key:
+            continue
+        recorded = recorded_deliveries(session, [ref], RECORDED).get(ref, [])
+        dead = _dead_lettered(session, recorded)
+        failures = _failures(session, ref, by_key, dead, recorded, after=at, least=least)
         if failures:
             keys = sorted(failures, key=lambda key: (-len(failures[key]), key))
             chosen = [one for key in keys for one in by_key[key]]
-            offsets = {offset for of_key in failures.values() for offset in of_key} | {one.offset for one in chosen}
+            ended = [one for key in keys for one in dead.get(key, ()) if one.offset in failures[key]]
             times = [at for of_key in failures.values() for failed in of_key.values() for at in failed]
             since = min(times)
             others = sum(one.attempts for one in those) - sum(one.attempts for one in chosen)
             others += sum(one.attempt for key in dead.keys() - failures for one in dead[key] if one.at > since)
             found[ref] = AlwaysFailing(
                 names=tuple(keys),
-                messages=Count(len(offsets), is_whole),
+                messages=Count(len(chosen) + len(ended), is_whole),
                 failures=Count(len(times), is_whole),
                 since=since,
                 error=messages.last_line(chosen[0].end),
                 waiting=Count(len(chosen), is_whole),
+                recent=len(chosen) + sum(one.at >= recent for one in ended),
                 offsets=tuple(one.offset for one in chosen),
                 others=others,
             )
@@ -127,9 +135,8 @@ def _by_key(session: Session, failing: Sequence[Unsettled], least: int) -> dict[
     return {key: found[key] for key in often[:CANDIDATES]}
 
 
-def _dead_lettered(session: Session, ref: GroupRef) -> dict[str | None, list[Attempt]]:
-    """Return the last attempts at messages that were dead-lettered lately, by publisher's key."""
-    recorded = recorded_deliveries(session, [ref], RECORDED).get(ref, [])
+def _dead_lettered(session: Session, recorded: Iterable[Attempt]) -> dict[str | None, list[Attempt]]:
+    """Return the last attempts at messages that were dead-lettered, by publisher's key."""
     those = [one for one in recorded if one.outcome == Outcome.DEAD_LETTERED and is_attempt(one.start)][:MESSAGES]
     keys = publisher_keys(session, {one.offset: one.key for one in those})
     return grouped((keys[one.offset], one) for one in those)
@@ -140,6 +147,8 @@ def _failures(
     ref: GroupRef,
     by_key: Mapping[str, Sequence[Unsettled]],
     dead: Mapping[str | None, Sequence[Attempt]],
+    recorded: Sequence[Attempt],
+    *,
     after: int,
     least: int,
 ) -> dict[str, dict[int, list[int]]]:
@@ -152,7 +161,7 @@ def _failures(
         for key, those in by_key.items()
     }
     times = failed_at(session, ref, [offset for offsets in tried.values() for offset in offsets])
-    succeeded = _succeeded_at(session, ref, {one.key for those in by_key.values() for one in those})
+    succeeded = _succeeded_at(session, ref, {one.key for those in by_key.values() for one in those}, recorded)
     found = {}
     for key, those in by_key.items():
         if not succeeded.is_known(key, those):
@@ -197,7 +206,9 @@ class _Successes:
         return key in self.failing or all(offset >= self.down_to.get(name, 0) for name, offset in highest.items())
 
 
-def _succeeded_at(session: Session, ref: GroupRef, partitions: Iterable[str]) -> _Successes:
+def _succeeded_at(
+    session: Session, ref: GroupRef, partitions: Iterable[str], recorded: Iterable[Attempt]
+) -> _Successes:
     """Return when attempts of keys have succeeded: the newest rows of partitions tell, and recorded deliveries."""
     select = (
         "SELECT partition_key, message_offset, acked, delivery_token, delivered_at, retry_count "
@@ -214,7 +225,7 @@ def _succeeded_at(session: Session, ref: GroupRef, partitions: Iterable[str]) ->
             places[offset] = (key, at)
         elif attempts and not acked:
             failed[offset] = key
-    places |= _recorded(session, ref, wanted)
+    places |= _recorded(session, ref, wanted, recorded)
     down_to = {key: min(offsets) for key, offsets in read.items() if len(offsets) >= ROWS}
     # The rows of other partitions are read as a whole.
     failed = {offset: key for offset, key in failed.items() if key in down_to}
@@ -227,24 +238,20 @@ def _succeeded_at(session: Session, ref: GroupRef, partitions: Iterable[str]) ->
     return _Successes(found, {key for offset in failed if (key := keys[offset]) is not None}, down_to)
 
 
-def _recorded(session: Session, ref: GroupRef, partitions: Sequence[str]) -> dict[int, tuple[str, int]]:
+def _recorded(
+    session: Session, ref: GroupRef, partitions: Sequence[str], recorded: Iterable[Attempt]
+) -> dict[int, tuple[str, int]]:
     """Return messages that were acked, or have failed and are gone: partition, and when they were acked, or failed."""
-    rows = session.rows(
-        f"SELECT partition_key, message_offset, outcome, settled_at FROM {EVENTS}"
-        f"{session.dialect.force_index('queue_delivery_events_group')} "
-        "WHERE consumer_group = %s AND topic = %s ORDER BY id DESC LIMIT %s",
-        (*ref, MESSAGES),
-    )
     wanted, settled = set(partitions), set()
     found: dict[int, tuple[str, int]] = {}
     failed: dict[int, tuple[str, int]] = {}
-    for key, offset, outcome, at in rows:
-        if outcome in SETTLED:
-            settled.add(offset)
-        elif key in wanted and outcome == Outcome.ACKED:
-            found.setdefault(offset, (key, at))
-        elif key in wanted and outcome == Outcome.FAILED and offset not in settled:
-            failed.setdefault(offset, (key, at))
+    for one in recorded:
+        if one.outcome in SETTLED:
+            settled.add(one.offset)
+        elif one.key in wanted and one.outcome == Outcome.ACKED:
+            found.setdefault(one.offset, (one.key, one.at))
+        elif one.key in wanted and one.outcome == Outcome.FAILED and one.offset not in settled:
+            failed.setdefault(one.offset, (one.key, one.at))
     rows = session.joined(
         "SELECT s.message_offset",
         "ko",
@@ -270,7 +277,8 @@ class _Failures:
     jobs: set[object] = field(default_factory=set)
     """The offset of a message for a job that waits, or the id of one that has ended."""
     times: list[int] = field(default_factory=list)
-    number_ended: int = 0
+    ended_at: list[int] = field(default_factory=list)
+    """When those that have ended did."""
     ended: str = ""
     """The id of the newest that has ended."""
     error: str = ""
@@ -311,7 +319,7 @@ def find_tasks(
         if chosen:
             exact = is_whole and len(bad) < ENDED
             all_recorded = len(attempts) < RECORDED or attempts[-1].at <= begin
-            found[ref] = _summary(session, chosen, exact=exact, all_recorded=all_recorded)
+            found[ref] = _summary(session, chosen, recent, exact=exact, all_recorded=all_recorded)
     return found
 
 
@@ -324,7 +332,7 @@ def _add(of_task: Mapping[str, _Failures], ref: GroupRef, jobs: Iterable[EndedJo
             failures.jobs.add(one.id)
             failures.times.append(one.at)
             if one.last_attempted_at:
-                failures.number_ended += 1
+                failures.ended_at.append(one.at)
                 failures.ended = failures.ended or one.id
             else:
                 failures.moved = failures.moved or one.id
@@ -369,17 +377,22 @@ def _add_recorded(
         failures.times = max(failures.times, times.get(task, []), key=len)
 
 
-def _summary(session: Session, chosen: Mapping[str, _Failures], *, exact: bool, all_recorded: bool) -> AlwaysFailing:
+def _summary(
+    session: Session, chosen: Mapping[str, _Failures], recent: int, *, exact: bool, all_recorded: bool
+) -> AlwaysFailing:
+    number = sum(len(one.jobs) for one in chosen.values())
+    ended_at = [at for one in chosen.values() for at in one.ended_at]
     tasks = sorted(chosen, key=lambda task: (-len(chosen[task].jobs), task))
     first = chosen[tasks[0]]
     job = first.ended or ("" if first.error else first.moved)
     return AlwaysFailing(
         names=tuple(tasks),
-        messages=Count(sum(len(one.jobs) for one in chosen.values()), exact),
+        messages=Count(number, exact),
         failures=Count(sum(len(one.times) for one in chosen.values()), exact and all_recorded),
         since=min(at for one in chosen.values() for at in one.times),
         error=last_errors(session, [job]).get(job, ErrorLine()).text if job else first.error,
-        waiting=Count(sum(len(one.jobs) - one.number_ended for one in chosen.values()), exact),
+        waiting=Count(number - len(ended_at), exact),
+        recent=number - sum(at < recent for at in ended_at),
         offsets=tuple(job for one in chosen.values() for job in one.jobs if isinstance(job, int)),
         are_tasks=True,
     )

@@ -82,7 +82,7 @@ def find_problems(
         if group.ref in started
     }
     several = {ref: started[ref] for ref, number in unsettled.items() if number >= always_failing.LEAST}
-    by_key = always_failing.find_keys(session, several, least=least)
+    by_key = always_failing.find_keys(session, several, least=least, recent=recent)
     explained = by_key | by_task
     stuck = {
         Failed(group.ref, head.offset): group.sought_at
@@ -105,7 +105,7 @@ def find_problems(
             thresholds,
             overview.window,
             past=past.get(group.ref),
-            explained=explained[group.ref].messages.value if group.ref in explained else 0,
+            explained=explained[group.ref].recent if group.ref in explained else 0,
             tasks=by_task.get(group.ref),
         )
         found += group_problems.failures(group, declared.get(group.ref), attempts, stall_times, overview.now)

@@ -70,10 +70,12 @@ def of_groups():
     one = group(head(900), **many, **served)
     limits = HealthSettings(max_failure_ratio=0.5, min_attempts=4)
     yield from group_problems.failures(one, None, group_problems.Attempts(ended((0, 9, 9)), limits, 600), TIMES, NOW)
-    keys = AlwaysFailing(("k",), Count(2), Count(9), since=ago(90), error=ERROR, waiting=Count(2), offsets=(1, 2))
+    keys = AlwaysFailing(
+        ("k",), Count(2), Count(9), since=ago(90), error=ERROR, waiting=Count(2), recent=2, offsets=(1, 2)
+    )
     yield group_problems.retrying(G, keys, limits, NOW)
     tasks = AlwaysFailing(
-        ("shop.tasks.pay",), Count(2), Count(9), since=ago(90), error=ERROR, waiting=Count(2), are_tasks=True
+        ("shop.tasks.pay",), Count(2), Count(9), since=ago(90), error=ERROR, waiting=Count(2), recent=2, are_tasks=True
     )
     yield group_problems.retrying(G, tasks, limits, NOW)
 

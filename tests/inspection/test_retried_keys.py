@@ -65,20 +65,32 @@ def test_a_key_of_which_every_message_fails(fails, settings, partitions):
     assert (status.state, status.text.startswith(problem.text)) == ("degraded", True)
 
 
-def test_a_key_of_which_the_first_messages_are_dead_letters(clock):
-    """The group must not be paused for it, and the fault is as old as the first of them."""
+@pytest.fixture
+def poisoned(clock):
+    """Runs a group of which the messages of one tenant are dead-lettered, and in an outage those of others, too."""
 
     def handle(delivery):
-        if delivery.payload == "globex":
-            raise PermissionError(delivery.payload)
+        if delivery.key == "globex" or delivery.payload == "outage":
+            raise PermissionError(delivery.key)
 
     sub = Sub(handler("t", "g", handle, mode="shared", backoff=AGAIN, max_attempts=3))
-    for _ in range(6):
-        publish_many("t", [Message(TENANTS[n % 5], key=TENANTS[n % 5]) for n in range(100)])
-        sub.settle()
-        sub.poller.write_rollups()
-        clock.advance(65)
-        sub.heart.beat()
+
+    def run(rounds, *, outage=0):
+        for number in range(rounds):
+            publish_many("t", [Message(n, key=TENANTS[n % 5]) for n in range(100)])
+            publish_many("t", [Message("outage", key=f"order-{number}-{n}") for n in range(outage)])
+            sub.settle()
+            sub.poller.write_rollups()
+            clock.advance(65)
+            sub.heart.beat()
+        sequence()
+
+    return run
+
+
+def test_a_key_of_which_the_first_messages_are_dead_letters(poisoned, clock):
+    """The group must not be paused for it, and the fault is as old as the first of them, which are no success."""
+    poisoned(6)
     failures = DeliveryEvent.objects.filter(outcome__in=["failed", "dead_lettered"])
     clock.stand_still(failures.order_by("settled_at")[0].settled_at + 6 * 65_000)
     assert failures.filter(outcome="dead_lettered").count() > 50
@@ -87,11 +99,22 @@ def test_a_key_of_which_the_first_messages_are_dead_letters(clock):
     (problem,) = found()
     number = failures.count()
     assert problem.text.startswith(f"{number} of {number} failures of g/t since")
+    assert problem.text.endswith(" have the key 'globex', of which all attempts fail.")
     assert problem.since == min(failures.values_list("settled_at", flat=True))
     assert problem.messages.value == DeliveryState.objects.filter(acked=False).count()
     assert problem.failed.value == 120
     cause = find_causes(problems=problems)[0]
     assert cause.text.startswith(problem.text), "not how many were dead-lettered"
+
+
+def test_an_outage_is_not_explained_by_dead_letters_of_long_ago(poisoned, clock):
+    """Messages of other keys fail now, each of its own."""
+    poisoned(14)
+    clock.advance(700)
+    poisoned(1)
+    assert "failing" not in {one.kind for one in find_problems(using=USING)}
+    poisoned(2, outage=60)
+    assert "failing" in {one.kind for one in find_problems(using=USING)}
 
 
 def test_a_health_page_does_not_show_the_key(fails):
@@ -146,23 +169,6 @@ def test_a_success_ends_it_and_earlier_failures_count_no_more(fails, clock, sett
         sub.settle()
     (problem,) = found()
     assert problem.text.startswith("60 of 60 failures of g/t since ")
-
-
-def test_the_messages_of_a_key_that_are_dead_letters_are_no_success(clock):
-    def handle(delivery):
-        if delivery.key == "globex":
-            raise PermissionError(delivery.payload)
-
-    sub = Sub(handler("t", "g", handle, mode="shared", backoff=AGAIN, max_attempts=3))
-    for _ in range(4):
-        publish_many("t", [Message(n, key="globex" if n < 9 else f"k{n}") for n in range(60)])
-        sub.settle()
-        sub.poller.write_rollups()
-        clock.advance(65)
-        sub.heart.beat()
-    sequence()
-    (problem,) = found()
-    assert problem.text.endswith(" have the key 'globex', of which all attempts fail.")
 
 
 def test_attempts_of_processes_that_have_ended_do_not_count(fails, clock):
@@ -236,8 +242,8 @@ def test_of_a_key_whose_rows_are_not_read_down_to_a_failing_one_nothing_is_known
     sequence()
     sub.step()
     started = {GroupRef("g", "t"): 0}
-    known = always_failing.find_keys(Session(USING), started, least=10)[GroupRef("g", "t")]
+    known = always_failing.find_keys(Session(USING), started, least=10, recent=0)[GroupRef("g", "t")]
     assert "globex" in known.names
     monkeypatch.setattr(always_failing, "ROWS", 20 if failing == "all" else 12)
-    known = always_failing.find_keys(Session(USING), started, least=10).get(GroupRef("g", "t"))
+    known = always_failing.find_keys(Session(USING), started, least=10, recent=0).get(GroupRef("g", "t"))
     assert ("globex" in getattr(known, "names", ())) == (failing == "all")

@@ -797,10 +797,11 @@ def _glance(session: Session, ref: GroupRef) -> None:
     rule = beginnings.Rule(0.5, 10)
     beginnings.of_failures(session, [ref], found.now, rule, most=10, window=600)
     beginnings.of_messages(session, {Failed(ref, head.offset): 0 for head in group.heads})
-    always_failing.find_keys(session, {ref: 0}, least=1)
+    always_failing.find_keys(session, {ref: 0}, least=1, recent=0)
     few = [head.offset for head in group.heads[:2]]
     always_failing.failed_at(session, ref, few)
-    always_failing._succeeded_at(session, ref, [head.key for head in group.heads])
+    recorded = always_failing.recorded_deliveries(session, [ref], 100)[ref]
+    always_failing._succeeded_at(session, ref, [head.key for head in group.heads], recorded)
     newest = list_messages(topic="t", using=USING, limit=10).entries
     assert log.publisher_keys(session, {one.offset: "__p:1" for one in newest})
     assert partitions.at(session, group, [head.key for head in group.heads])
