@@ -164,15 +164,10 @@ def check_health(
         OperationRefused: one of the ``groups`` is not registered, or one of the ``topics`` has no registered group.
         ImproperlyConfigured: the setting ``HEALTH`` is invalid.
     """
-    return check_selected(
-        limits or HealthLimits(),
-        groups=groups,
-        topics=topics,
-        using=using,
-        bounds=bounds,
-        stall_times=stall_times,
-        is_only=True,
-    )
+    limits = limits or HealthLimits()
+    report = check_selected(limits, groups=groups, topics=topics, using=using, bounds=bounds, stall_times=stall_times)
+    require_registered([report.state], groups=groups, topics=topics)
+    return report
 
 
 def databases_of(topics: Collection[str]) -> list[str]:
@@ -188,13 +183,10 @@ def check_selected(
     using: str | None,
     bounds: Bounds = CHECKS,
     stall_times: StallTimes = STALL_TIMES,
-    is_only: bool = False,
 ) -> HealthReport:
     """Check one of several databases, which may lack groups: ``require_registered`` then takes the states of all."""
     thresholds = limits.thresholds()
     state = get_overview(using=using, bounds=bounds, window=thresholds.window)
-    if is_only:
-        require_registered([state], groups=groups, topics=topics)
     chosen = tuple(group for group in state.groups if _is_selected(group.ref, groups, topics))
     others = find_problems(state, thresholds=thresholds, stall_times=stall_times)
     outbox = _outbox_beyond(limits, state)
