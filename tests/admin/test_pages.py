@@ -154,7 +154,7 @@ def test_a_group_shows_its_partitions(client):
     assert sub.name in answer.context["live"]
     assert (rows["a"].lag.value, rows["a"].head.attempts) == (2, 1)
     assert "ValueError" in rows["a"].head.last_line
-    assert rows["a"].head.next_at > answer.context["now"]
+    assert rows["a"].head.next_at > answer.context["page"].now
     cell = r"1 <small><bdi>next in [^<]+ (min|h)</bdi></small> <bdi [^>]*>ValueError"
     assert re.search(cell, answer.content.decode())
     (link,) = re.findall(r'href="([^"]*/offsets/[^"]*)">Offsets in all partitions', answer.content.decode())

@@ -63,6 +63,7 @@ class GroupPage(Page):
         if not overview.groups:
             raise BadQuery(_("There is no group %(ref)s.") % {"ref": ref}, 404)
         (group,), now = overview.groups, overview.now
+        self.now = now
         session = self.session
         found = partitions.at(session, group, [head.key for head in group.heads], bounds=self.bounds)
         problems = find_problems(overview, stall_times=self.stall_times)
@@ -81,7 +82,6 @@ class GroupPage(Page):
             ),
             "figures": read_row(group, state.problems, buckets, now),
             "paused_by": self._paused_by(session, group, now),
-            "now": now,
             "priorities": _priorities(group),
             "history": make_history(name, read_history(session, ref, SPANS[name], now)),
             **self._passed(group, buckets),

@@ -46,7 +46,6 @@ class InFlightPage(Page):
 
     def context(self) -> dict[str, Any]:
         session = self.session
-        now = session.now()
         subscriber, task = self.text("subscriber"), self.text("task")
         # Which of them are of a task is known once they are read.
         limit = SHOWN_IN_FLIGHT if task is None else self.bounds.in_flight
@@ -65,7 +64,6 @@ class InFlightPage(Page):
         sees_all = self.topics_to_view() is None
         return {
             "rows": shown,
-            "now": now,
             "live": live,
             "operable": self.operable(one.ref.topic for one in lost),
             "shown": SHOWN_IN_FLIGHT,

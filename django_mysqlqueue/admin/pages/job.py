@@ -86,14 +86,14 @@ class JobPage(Page):
         if found is None or (self.about is not None and found.summary.queue not in jobs.queues_of([self.about])):
             return {"job": None}
         job = found.summary
-        self.about, self._now = job.topic, session.now()
+        self.about = job.topic
         self.live = not job.has_ended
         spans = list(self._spans(job))
         return {
             "job": job,
             "status": label_of(job.status),
             "css": CSS.get(job.status, ""),
-            "took": took(job, self._now),
+            "took": took(job, self.now),
             "subscribers": found.subscribers[-SHOWN_SUBSCRIBERS:],
             "more_subscribers": max(0, job.attempts - SHOWN_SUBSCRIBERS),
             "spans": spans,
@@ -150,7 +150,7 @@ class JobPage(Page):
     def _spans(self, job: JobSummary) -> Iterable[Span]:
         """Yield what the job's time was spent on, from the time at which it was due."""
         due = max(job.enqueued_at, job.run_after)
-        started = job.started_at or (job.finished_at if job.has_ended else self._now)
+        started = job.started_at or (job.finished_at if job.has_ended else self.now)
         if started > due:
             yield Span("mq-waited", _("waiting for its first attempt"), started - due)
         if not job.started_at:
@@ -163,8 +163,8 @@ class JobPage(Page):
         if job.took_ms is not None:
             css = "mq-dead" if job.status == "FAILED" else "mq-acked"
             yield Span(css, _("last attempt"), job.took_ms)
-        elif not job.has_ended and self._now > last:
-            yield Span("mq-acked", _("since its last known start"), self._now - last)
+        elif not job.has_ended and self.now > last:
+            yield Span("mq-acked", _("since its last known start"), self.now - last)
 
     @staticmethod
     def _bar(spans: list[Span]) -> SafeString:
@@ -180,9 +180,9 @@ class JobPage(Page):
         if (waits := self._waits_in_chain(session, found)) is not None:
             yield Step(waits)
             return
-        if job.waits_at(self._now):
+        if job.waits_at(self.now):
             yield Step(waits_until(job, with_reason=self.errors.shows(job.topic)))
-        is_ahead = job.status == "READY" and job.run_after > self._now
+        is_ahead = job.status == "READY" and job.run_after > self.now
         offset = jobs.message_offset(session, job, search=not is_ahead, bounds=self.bounds)
         if job.status == "RUNNING" and found.cancel_requested_at:
             text = _("It was asked to stop at %(time)s. It will stop only if its task reads context.cancelled.")
@@ -207,7 +207,7 @@ class JobPage(Page):
                 "quarantine, or was redriven as a message with another id."
             )
             if is_ahead:
-                text = _("It is due in %(time)s.") % {"time": duration((job.run_after - self._now) / 1000)}
+                text = _("It is due in %(time)s.") % {"time": duration((job.run_after - self.now) / 1000)}
             link = self.dashboard.url("scheduled", topic=job.topic, id=job.id)
             yield Step(text, link=link, link_text=_("Open scheduled message"))
 

@@ -81,9 +81,8 @@ class JobsPage(Page):
         status = self._status()
         tasks = self._tasks()
         found = self._found(status, tasks, after=self._after(), limit=PAGE_ROWS)
-        now = self.session.now()
         return {
-            "rows": [self._row(job, now) for job in found.jobs],
+            "rows": [self._row(job) for job in found.jobs],
             "operable": self.operable(job.topic for job in found.jobs if not job.has_ended),
             "cancels_task": self.about if self.text("task") and self.about and self.operable([self.about]) else None,
             "listing": found,
@@ -179,6 +178,6 @@ class JobsPage(Page):
             return _("including prefetched ones, in descending order of their ids")
         return _("in descending order of their ids")
 
-    def _row(self, job: JobSummary, now: int) -> JobRow:
-        waits = waits_until(job, with_reason=self.errors.shows(job.topic)) if job.waits_at(now) else ""
-        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), took(job, now), waits)
+    def _row(self, job: JobSummary) -> JobRow:
+        waits = waits_until(job, with_reason=self.errors.shows(job.topic)) if job.waits_at(self.now) else ""
+        return JobRow(job, label_of(job.status), CSS.get(job.status, ""), took(job, self.now), waits)

@@ -138,7 +138,6 @@ class MessagePage(Page):
         self._topic = self.about = found.entry.topic if found else events[0].ref.topic
         key = found.entry.key if found else events[0].key
         self._made = message_history.made_of(session, events)
-        self._now = session.now()
         self._latest = 0 if found is None else message_history.latest_with_key(session, found)
         return {
             "offset": offset,
@@ -162,7 +161,6 @@ class MessagePage(Page):
     def _said(self, found: MessageContent) -> dict[str, Any]:
         entry = found.entry
         said: dict[str, Any] = {
-            "now": self._now,
             "error": self.errors.whole(found.last_error, self._topic),
         }
         if self.may_see_payloads:
@@ -219,7 +217,7 @@ class MessagePage(Page):
         yield Step(_("Entered the log."), moment(entry.published_at))
         if found.expires_at is not None:
             text = _("Expired: its handling does not start after this time.")
-            if found.expires_at > self._now:
+            if found.expires_at > self.now:
                 text = _("Will expire: its handling does not start after this time.")
             yield Step(text, moment(found.expires_at))
         if not found.coalesce_key:
@@ -271,7 +269,7 @@ class MessagePage(Page):
         why = None
         if found is not None:
             why = reasons.why(
-                session, found, state, live, self._now, latest=self._latest, handler=handler, bounds=self.bounds
+                session, found, state, live, self.now, latest=self._latest, handler=handler, bounds=self.bounds
             )
         tag, css, now = self._standing(state, ended, live, why)
         if is_filtered:
@@ -281,11 +279,11 @@ class MessagePage(Page):
         if now:
             steps.append(now)
         busy = read_busy(session, state.ref, live.values(), bounds=self.bounds) if why and why.kind == "none" else None
-        if step := reason_step(self.dashboard, why, state, self._now, busy):
+        if step := reason_step(self.dashboard, why, state, self.now, busy):
             steps.append(step)
         if found is not None and state.filter is not None and state.standing != "elsewhere":
             steps.append(self._of_filter(found, state, unrecorded=unrecorded))
-        may_retry = state.standing == "waits" and state.until > self._now and found is not None
+        may_retry = state.standing == "waits" and state.until > self.now and found is not None
         held = state.standing == "in_flight" and state.held_by in live
         may_give_up = state.standing in ("waits", "in_flight") and not held and not is_dlq(state.ref.topic)
         # That no delivery is recorded is what is expected then, unless deliveries are not recorded.
@@ -387,7 +385,7 @@ class MessagePage(Page):
             case "settled":
                 text = _("The message is settled: acked or dead-lettered.")
                 found = self._found
-                if found is not None and found.expires_at is not None and found.expires_at <= self._now:
+                if found is not None and found.expires_at is not None and found.expires_at <= self.now:
                     text = _("The message is settled: acked or dead-lettered, or it expired before it was handled.")
                 elif found is not None and found.coalesce_key:
                     text = _("The message is settled: acked, dead-lettered, or superseded before it was handled.")
@@ -396,8 +394,8 @@ class MessagePage(Page):
                 text = _("Attempt %(attempt)s: in flight at %(by)s since %(since)s.") % values
                 if state.held_by not in live:
                     text += " " + _("This subscriber is lost.") + self._nobody(live)
-                if state.until > self._now and state.mode == "shared":
-                    left = duration((state.until - self._now) / 1000)
+                if state.until > self.now and state.mode == "shared":
+                    left = duration((state.until - self.now) / 1000)
                     text += " " + _("Other subscribers can claim it in %(time)s.") % {"time": left}
                 return _("in flight"), "", Step(text)
             case "waits":
@@ -408,10 +406,10 @@ class MessagePage(Page):
 
     def _waiting(self, state: GroupState, live: Mapping[str, SubscriberStatus], why: WaitReason | None) -> Step:
         text = _("Failed attempts: %(failed)s.") % {"failed": state.failed}
-        if state.until <= self._now:
+        if state.until <= self.now:
             text = _("The message is due.") + " " + text
         elif why is None or why.kind not in RESTS:
-            left = {"time": duration((state.until - self._now) / 1000), "at": moment(state.until)}
+            left = {"time": duration((state.until - self.now) / 1000), "at": moment(state.until)}
             text = _("The next attempt is in %(time)s, at %(at)s.") % left + self._nobody(live) + " " + text
         line, traceback = error_parts(self.errors.whole(state.last_error, self._topic))
         return Step(text, error=line, traceback=traceback, anchor=f"mq-last-{state.ref.group}")

@@ -82,11 +82,9 @@ class MessagesPage(Page):
             if listing.looked:
                 values = {"first": listing.looked[0], "last": listing.looked[1]}
                 said = _("This topic has many partitions: only offsets %(first)s to %(last)s were searched.") % values
-        now = session.now()
         shown = self._payloads(session, listing.entries)
         return {
             "rows": [MessageRow(entry, shown.get(entry.offset)) for entry in listing.entries],
-            "now": now,
             "may_see_payloads": bool(shown) or self.may_see_payloads,
             "text_length": TEXT_LENGTH,
             "listing": listing,

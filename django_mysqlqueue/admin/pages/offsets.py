@@ -99,7 +99,6 @@ class OffsetsPage(Page):
         return {
             "rows": found,
             "live": {row.name for rows in subscribers.values() for row in rows if row.live},
-            "now": self.now,
             "one": one,
             "may_release": one is not None and may_release(self.request, one, found),
             "nothing": self._nothing(of_group=by_backlog and one is not None),

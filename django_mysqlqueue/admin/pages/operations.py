@@ -70,9 +70,8 @@ class OperationsPage(Page):
         session = self.session
         found = self._look(self.wanted(), self.number("before"), PAGE_ROWS)
         visible = self.topics_to_view()
-        now = session.now()
         return {
-            "rows": [self._row(entry, now) for entry in found.entries],
+            "rows": [self._row(entry) for entry in found.entries],
             "listing": found,
             "next_place": found.before,
             "unfinished": operations_log.count_unfinished(
@@ -126,7 +125,7 @@ class OperationsPage(Page):
             state=self.choice("state", STATES),  # type: ignore[arg-type]
         )
 
-    def _row(self, entry: OperationEntry, now: int) -> OperationRow:
+    def _row(self, entry: OperationEntry) -> OperationRow:
         detail = self._detail(entry)
         return OperationRow(
             entry,
@@ -134,7 +133,7 @@ class OperationsPage(Page):
             detail,
             shortened(detail, most=LONG) if len(detail) > LONG else "",
             entry.changed_text,
-            entry.duration_text(now),
+            entry.duration_text(self.now),
             str(STATES[entry.state]),
             CSS[entry.state],
         )

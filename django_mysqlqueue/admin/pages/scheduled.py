@@ -43,7 +43,6 @@ class ScheduledPage(Page):
 
     def context(self) -> dict[str, Any]:
         session = self.session
-        now = session.now()
         topic = self.about = self.text("topic")
         message_id = self.text("id")
         if message_id is None:
@@ -70,7 +69,6 @@ class ScheduledPage(Page):
         return {
             "topics": topics,
             "needs_topic": message_id is not None and topic is None,
-            "now": now,
             "rows": [
                 self._row(message, said.get(message.outbox_id), is_job=message.message_id in of_jobs)
                 for message in found.rows
