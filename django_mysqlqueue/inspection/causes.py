@@ -366,9 +366,9 @@ class QueueStatus:
     """The state of the queue, of one database or of all."""
 
     state: State
-    """``"stopped"``: messages wait, and no group processes any, nor has live subscribers that would, without those that
-    are paused or move; or no message leaves the outbox. ``"degraded"``: there is another problem that is not only for
-    information. Otherwise ``"ok"``."""
+    """``"stopped"``: messages wait, and no group can process messages (those that are paused or move do not count), or
+    no message leaves the outbox; ``"degraded"``: there is another problem that is not only for information; else
+    ``"ok"``."""
     text: str
     """What is wrong: the worst cause of the state; or that nothing is. ``headline`` adds the name of the error."""
     advice: str = ""
