@@ -22,6 +22,7 @@ from tests.app.models import Effect
 from tests.support import job_worlds
 from tests.support.harness import USING, Sub, expire, sequence
 from tests.support.internals import registry
+from tests.support.server_sessions import processlist
 
 
 @pytest.fixture(autouse=True)
@@ -473,7 +474,7 @@ def waiting_statements():
     """The number of statements of other connections that insert or read results of jobs, and do not end."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND command = 'Query' "
+            f"SELECT COUNT(*) FROM {processlist()} WHERE id <> CONNECTION_ID() AND command = 'Query' "
             "AND (info LIKE '%queue_job_results%' OR info LIKE '%GET_LOCK%')"
         )
         return cursor.fetchone()[0]

@@ -17,6 +17,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import DeliveryState, PartitionLease, SubscriberHeartbeat
 from tests.support.harness import USING, lag, sequence
 from tests.support.internals import GroupRef, groups
+from tests.support.server_sessions import processlist
 
 REF = GroupRef("g", "t")
 
@@ -90,7 +91,7 @@ class Client:
             return  # It was closed before.
         with connections[USING].cursor() as cursor:
             for _ in range(5000):
-                cursor.execute("SELECT 1 FROM information_schema.processlist WHERE id = %s", (number,))
+                cursor.execute(f"SELECT 1 FROM {processlist()} WHERE id = %s", (number,))
                 if cursor.fetchone() is None:
                     return
                 time.sleep(0.001)

@@ -259,8 +259,10 @@ class Killer:
     # -- the server -----------------------------------------------------------
 
     def _cut(self, action: Action) -> str | None:
+        # MySQL's other table of this name cannot be read while a statement with an emoji runs.
+        schema = "performance" if self._server.engine == "mysql" else "information"
         rows = self._server.execute(
-            "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db IS NOT NULL ORDER BY id"
+            f"SELECT id FROM {schema}_schema.processlist WHERE id <> CONNECTION_ID() AND db IS NOT NULL ORDER BY id"
         ).split()[1:]
         if not rows:
             return None
