@@ -181,6 +181,8 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
             return to("recurring"), _("Open schedules")
         case "groupless" | "route":
             return to("messages", topic=problem.topic), _("Open messages")
+        case "disk":
+            return to("offsets"), _("Open topics")
         case "long_transaction" | "relay":
             return "", ""
         case "unavailable":

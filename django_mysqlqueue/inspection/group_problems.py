@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,19 +15,25 @@ from django_mysqlqueue.inspection.bounds import StallTimes
 from django_mysqlqueue.inspection.overview import GroupOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
 from django_mysqlqueue.inspection.problem import NONE, Operation, Problem, age, first_names, most_frequent, waiting
+from django_mysqlqueue.inspection.trends import SHORTEST_DRAIN, current_rates, drain_of
 from django_mysqlqueue.models import ConsumerGroup
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.options.conf import HealthSettings, get_settings
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
-from django_mysqlqueue.service import groups
+from django_mysqlqueue.service import groups, rollups
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.messages import last_line
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.service.subsets import EVERYTHING
 from django_mysqlqueue.subscriptions.effective import blocks_on_failure
 from django_mysqlqueue.subscriptions.handler import Handler
-from django_mysqlqueue.text.humanize import clock_text, duration, partition_text, task_name
+from django_mysqlqueue.text.humanize import clock_text, duration, messages_per_second, partition_text, task_name
 
+BACKLOG = 100
+"""Number of waiting messages below which nobody is told how fast they are settled."""
+GROWING = 120.0
+"""Seconds for which a backlog must have grown to be a problem."""
 RESTART = 45.0
 """Seconds after its lease within which a supervisor must have replaced a process that died: its longest pause, and a
 start."""
@@ -114,6 +120,31 @@ def progress(
         is_explained = isinstance(group.filter, str) or (group.limited and group.limited.by_rate)
         if not (found or moves or is_explained) and group.uptime(now) >= times.still:
             yield from _still(group, now, times)
+
+
+def speed(group: GroupOverview, recent: Sequence[Bucket], now: int) -> Iterator[Problem]:
+    """Yield that a backlog grows, or that it needs long to be settled, from the rows of minutes of the rates.
+
+    A long backlog grows if it does since the last look and since one of some minutes ago: it is not that a batch came.
+    """
+    drain = drain_of(group, recent, now)
+    is_soon = drain is not None and drain < SHORTEST_DRAIN and not group.lag_is_bound
+    if drain is None or is_soon or group.lag.value < BACKLOG or group.oldest_at is None:
+        return
+    of_group = partial(Problem, ref=group.ref, oldest_at=group.oldest_at, messages=group.waiting_messages)
+    values = {
+        "ref": group.ref,
+        "lag": waiting(group.waiting_messages),
+        "age": duration(age(now, group.oldest_at)),
+    }
+    if drain < float("inf"):
+        needs = _("more than %(time)s") if group.lag_is_bound else _("about %(time)s")
+        text = _("%(ref)s catches up: %(lag)s, the oldest for %(age)s. At its present speed, it needs %(needs)s.")
+        yield of_group(2, "catching_up", text % {**values, "needs": needs % {"time": duration(drain)}})
+    elif drain_of(group, recent, now, shortest=GROWING) == float("inf"):
+        rates = current_rates(rollups.summed(recent), now, registered_at=group.placed_at)
+        text = _("%(ref)s falls behind: %(lag)s, the oldest for %(age)s. %(out)s/s are settled, and more come in.")
+        yield of_group(1, "behind", text % {**values, "out": messages_per_second(rates.settled)})
 
 
 def restarting_text(group: GroupOverview, now: int) -> str:

@@ -27,7 +27,7 @@ from django_mysqlqueue.names.keys import lane_of, priority_of
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.options.delivery_limits import DeliveryLimits
 from django_mysqlqueue.options.topics import dlq_topic, is_dlq
-from django_mysqlqueue.service import groups, routing
+from django_mysqlqueue.service import groups, log_places, routing
 from django_mysqlqueue.service import unclaimed as of_partitions
 from django_mysqlqueue.service.counts import Count, total
 from django_mysqlqueue.service.databases import queue_alias
@@ -172,6 +172,11 @@ class GroupOverview:
         return Count(self.head_backlogs.get(key, 0), self.lag.exact)
 
     @property
+    def lag_is_bound(self) -> bool:
+        """True if the backlog is longer than what was counted."""
+        return not self.lag.exact and not self.lag.age
+
+    @property
     def has_work(self) -> bool:
         """True if messages wait for the group, in the log or due in the outbox."""
         return bool(self.lag) or self.waiting is not None
@@ -235,6 +240,9 @@ class QueueOverview:
     """Messages of the log that wait to be relayed to other databases, by database."""
     routes: Mapping[str, Route] = field(default_factory=dict)
     """Where the messages of topics go that move, or have moved, to another database, by topic."""
+    log_bytes: int | None = None
+    """About how many bytes of disk the log takes, by the server's statistics (on SQLite, the size of the file); None if
+    the overview is of some groups only."""
 
     @property
     def lag(self) -> Count:
@@ -322,10 +330,10 @@ def get_overview(
         f"SELECT last_offset, sequenced_at, debounced, routes FROM {SEQUENCER} WHERE id = 1"
     ) or (0, 0, 0, "{}")
     rows = _registered(session, group, topic, bounds.groups + 1)
-    topics = None
+    topics = log_bytes = None
     dlqs = sorted({dlq_topic(row.topic) for row in rows})
     if group is None and topic is None:
-        topics = tuple(all_topics(session))
+        topics, log_bytes = tuple(all_topics(session)), log_places.disk_of_log(session)
         dlqs = [name for name in topics if is_dlq(name)]
     dead_letters = count_by_group(session, now - int(window * 1000), dlqs, bounds=bounds)
     ref = None if group is None or topic is None else GroupRef(group, topic)
@@ -349,6 +357,7 @@ def get_overview(
         more_groups=len(rows) > bounds.groups,
         window=window,
         topics=topics,
+        log_bytes=log_bytes,
         relays=read_relays(session, topics or (), bounds=bounds),
         routes=routing.decoded(routes),
     )

@@ -15,15 +15,18 @@ from django_mysqlqueue.inspection import (
     group_problems,
     queue_problems,
     subscriber_problems,
+    topics,
 )
 from django_mysqlqueue.inspection.beginnings import Ended, Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
-from django_mysqlqueue.inspection.problem import Problem
+from django_mysqlqueue.inspection.problem import STATES, Problem
+from django_mysqlqueue.inspection.trends import rates_begin
 from django_mysqlqueue.options.conf import HealthSettings, get_settings
 from django_mysqlqueue.service import rollups
 from django_mysqlqueue.service.job_results import is_of_jobs
 from django_mysqlqueue.service.refs import GroupRef
+from django_mysqlqueue.service.rollups import Bucket
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.subscriptions.effective import known_handlers
 
@@ -63,9 +66,13 @@ def find_problems(
     recent, still = (now - int(seconds * 1000) for seconds in (overview.window, stall_times.still))
     lately: defaultdict[GroupRef, Ended] = defaultdict(Ended)
     moving: set[GroupRef] = set()
-    for bucket in rollups.since(session, rollups.MINUTE, min(recent, still)):
+    newest: defaultdict[GroupRef, list[Bucket]] = defaultdict(list)
+    begin = rates_begin(now)
+    for bucket in rollups.since(session, rollups.MINUTE, min(recent, still, begin)):
         if bucket.at >= recent:
             lately[bucket.ref].buckets.append(bucket)
+        if bucket.at >= begin:
+            newest[bucket.ref].append(bucket)
         if bucket.at >= still and (bucket.attempts or bucket.settled):
             moving.add(bucket.ref)
     declared = known_handlers()
@@ -114,6 +121,10 @@ def find_problems(
     found += [
         group_problems.retrying(ref, one, thresholds, now) for ref, one in explained.items() if ref not in failing
     ]
+    slowed = {one.ref for one in found if one.kind in STATES}
+    for group in overview.groups:
+        if group.ref not in slowed:
+            found += group_problems.speed(group, newest[group.ref], now)
     found += subscriber_problems.missing_tasks(session, overview, stall_times, bounds=bounds)
     found += subscriber_problems.lost_subscribers(session, overview)
     found += subscriber_problems.deaths(session, overview)
@@ -122,6 +133,7 @@ def find_problems(
     if overview.topics is not None:
         found += subscriber_problems.refused(session, overview)
         found += queue_problems.recurring(overview, stall_times)
+        found += topics.disk(session, overview, thresholds.max_log_size)
         found += queue_problems.groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     found = list(costs.added(session, overview, found, declared, by_key))
     return sorted(found, key=lambda one: (one.severity, -one.harm.value, one.kind, one.ref or ("", "")))

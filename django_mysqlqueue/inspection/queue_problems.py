@@ -47,7 +47,7 @@ def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iter
         text = _(
             "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. They are being moved."
         )
-        yield all_wait(1, "outbox_behind", text % values)
+        yield all_wait(1 if waits >= times.stuck else 2, "outbox_behind", text % values)
     else:
         text = _(
             "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber is moving "

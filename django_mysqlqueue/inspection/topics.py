@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from django.template.defaultfilters import filesizeformat
@@ -12,7 +12,8 @@ from django.utils.translation import gettext as _
 from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import count_topic
-from django_mysqlqueue.inspection.overview import GroupOverview
+from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
+from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.inspection.queue_problems import oldest_message
 from django_mysqlqueue.inspection.trends import Rates, read_rates
 from django_mysqlqueue.names.rules import relayed_from
@@ -21,7 +22,7 @@ from django_mysqlqueue.service import log_places, partitions, retention
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
-from django_mysqlqueue.text.humanize import messages_per_second
+from django_mysqlqueue.text.humanize import duration, messages_per_second
 
 FIRST = 10
 """Number of topics that are read in any case: the large messages of one must not hide the others."""
@@ -96,6 +97,35 @@ def summarize_topics(
         )
         for place, (topic, found) in enumerate(of_topic.items())
     ]
+
+
+def disk(session: Session, overview: QueueOverview, most: int | None) -> Iterator[Problem]:
+    """Yield that the log takes more than some bytes of disk, with the topic that takes most of it; None: no limit."""
+    size = overview.log_bytes
+    if most is None or size is None or size <= most or not overview.topics:
+        return
+    found = summarize_topics(session, overview.topics, overview.groups, overview.now)
+    largest = max(found, key=lambda one: one.bytes or 0)
+    share = (largest.bytes or 0) / max(1, sum(one.bytes or 0 for one in found))
+    text = _("The log takes about %(size)s of disk (limit %(most)s), %(share)s of it are messages of topic %(topic)s.")
+    if largest.held_since is not None:
+        text += " " + _("GC waits for %(holder)s.")
+    elif largest.retention is None:
+        text += " " + _("GC never deletes its messages.")
+    else:
+        text += " " + _("GC deletes its messages %(retention)s after they entered the log.")
+    values = {
+        "size": filesizeformat(size),
+        "most": filesizeformat(most),
+        "topic": repr(largest.topic),
+        "share": f"{share:.0%}",
+        "holder": largest.held_by or _("the archive"),
+        "retention": duration(largest.retention or 0),
+    }
+    advice = ""
+    if largest.held_since is not None:
+        advice = _("Start a subscriber of the group, or drop it.") if largest.held_by else _("Archive the log.")
+    yield Problem(1, "disk", text % values, topic=largest.topic, oldest_at=largest.oldest_at, advice=advice)
 
 
 def _summary(

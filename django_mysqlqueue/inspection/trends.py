@@ -62,13 +62,15 @@ def look_of(bucket: Bucket, since: int) -> Look | None:
     return Look(bucket.sampled_at, bucket.backlog)
 
 
-def change_per_second(newest: Look | None, buckets: Sequence[Bucket], *, since: int) -> float | None:
+def change_per_second(
+    newest: Look | None, buckets: Sequence[Bucket], *, since: int, shortest: float = SHORTEST
+) -> float | None:
     """Return by how many messages per second a backlog changes, by its newest two looks; None: it is not known."""
     looks = [] if newest is None else [newest]
     looks += [look for bucket in reversed(buckets) if (look := look_of(bucket, since)) is not None]
     flow = next(((one.entered - one.settled) / MINUTE for one in reversed(buckets) if one.entered_minutes), None)
     new = next(iter(looks), None)
-    old = None if new is None else next((one for one in looks if new.at - one.at >= SHORTEST * 1000), None)
+    old = None if new is None else next((one for one in looks if new.at - one.at >= shortest * 1000), None)
     if new is None or old is None:
         return flow
     # If a look stopped counting, both tell at most the direction; what came in and was settled says how fast.
@@ -99,7 +101,7 @@ SETTLED_MINUTES = 30
 """Failed attempts and passed messages of these last minutes are counted."""
 SLOT_MINUTES = 5
 """The last hour is told in parts of this length."""
-YOUNG_MS = 60_000
+YOUNG_MS = 30_000
 """A backlog whose oldest message is younger may be one that subscribers keep up with."""
 SHORTEST_DRAIN, LONGEST_DRAIN = 60.0, 30 * 86_400.0
 """A time to drain, in seconds, outside of these has no time of day."""
@@ -184,12 +186,7 @@ class GroupRow:
         if self.drain == float("inf"):
             return _("never")
         text = duration(max(1, self.drain))
-        return _("more than %(time)s") % {"time": text} if self.is_bound else text
-
-    @property
-    def is_bound(self) -> bool:
-        """True if the backlog is longer than what was counted."""
-        return not self.group.lag.exact and not self.group.lag.age
+        return _("more than %(time)s") % {"time": text} if self.group.lag_is_bound else text
 
     @property
     def drained_at(self) -> str:
@@ -201,7 +198,7 @@ class GroupRow:
     @property
     def drained_text(self) -> str:
         """The same with a word that says how exact it is."""
-        text = _("after %(time)s") if self.is_bound else _("about %(time)s")
+        text = _("after %(time)s") if self.group.lag_is_bound else _("about %(time)s")
         return text % {"time": self.drained_at} if self.drained_at else ""
 
     @property
@@ -262,15 +259,12 @@ def _row(
     now: int,
 ) -> GroupRow:
     lately = rollups.summed([one for one in history if one.at > now - SETTLED_MINUTES * 60_000])
-    age_ms = None if group.oldest_at is None else max(0, now - group.oldest_at)
-    drain = _seconds_to_drain(group, recent, now)
-    if drain == float("inf") and (age_ms or 0) < YOUNG_MS:
-        drain = None
+    drain = drain_of(group, recent, now)
     return GroupRow(
         group=group,
         state=_state(group, problems, drain),
         rates=current_rates(rollups.summed(recent), now, registered_at=group.registered_at),
-        age_ms=age_ms,
+        age_ms=_age_ms(group, now),
         drain=drain,
         now=now,
         failed=0 if lately is None else lately.failures,
@@ -279,7 +273,15 @@ def _row(
     )
 
 
-def _seconds_to_drain(group: GroupOverview, recent: Sequence[Bucket], now: int) -> float | None:
+def _age_ms(group: GroupOverview, now: int) -> int | None:
+    return None if group.oldest_at is None else max(0, now - group.oldest_at)
+
+
+def drain_of(group: GroupOverview, recent: Sequence[Bucket], now: int, *, shortest: float = SHORTEST) -> float | None:
+    """Return the seconds after which a group has settled its backlog, from its rows of minutes since ``rates_begin``.
+
+    Infinity: the backlog grows, None: this is not known, all of it is in flight, or the group works on nothing.
+    """
     lag = group.lag
     if group.paused or group.after_seek or not group.live:
         return None if lag else 0.0
@@ -287,7 +289,8 @@ def _seconds_to_drain(group: GroupOverview, recent: Sequence[Bucket], now: int) 
     if lag and lag.exact and lag.value <= group.in_flight.value:
         return None
     newest = None if lag.age else Look(now, lag)
-    return seconds_to_drain(lag, change_per_second(newest, recent, since=group.placed_at))
+    found = seconds_to_drain(lag, change_per_second(newest, recent, since=group.placed_at, shortest=shortest))
+    return None if found == float("inf") and (_age_ms(group, now) or 0) < YOUNG_MS else found
 
 
 def _state(group: GroupOverview, problems: Sequence[Problem], drain: float | None) -> RowState:

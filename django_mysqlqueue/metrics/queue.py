@@ -62,6 +62,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         (*DATABASE, "task", "state"),
     ),
     "last_offset": ("The highest offset of the log. It grows with every message.", DATABASE),
+    "log_bytes": ("Disk that the log takes, as the server estimates it; on SQLite, the size of the file.", DATABASE),
     "more_groups": (f"1 if there are more groups than the {SCRAPES.groups:,} that are included.", DATABASE),
 }
 """By name, the help text and the labels of each metric."""
@@ -171,6 +172,7 @@ def _add_queue(families: Families, state: QueueOverview) -> None:
         "debounced": state.debounced,
         "last_offset": state.last_offset,
         "more_groups": int(state.more_groups),
+        "log_bytes": state.log_bytes or 0,
     }
     for name, value in values.items():
         families[name].add_metric((state.using,), value)

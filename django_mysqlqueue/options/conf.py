@@ -44,6 +44,8 @@ class HealthSettings(NamedTuple):
     """Number of attempts in the window below which the ratio is not checked."""
     max_round_trip: Annotated[float | None, or_none(validators.number())] = 0.25
     """Maximum number of seconds that the database may take to answer half of a subscriber's polls."""
+    max_log_size: Annotated[int | None, or_none(validators.integer(0, 2**62))] = 10 * 2**30
+    """Maximum number of bytes of disk that the log may take."""
 
 
 class BellSettings(NamedTuple):

@@ -75,6 +75,17 @@ def disk_per_message(session: Session, topic: str, keys: Sequence[str], after: i
     return (sum(place.size for place in places) / max(1, len(places)) + ROW) * PAGES
 
 
+def disk_of_log(session: Session) -> int:
+    """Return about how many bytes of disk the log takes, by its statistics; on SQLite, the size of the file."""
+    size = 0
+    for sql in session.dialect.table_size:
+        if sql.startswith("SELECT"):
+            size = int(session.one(sql, (LOG,))[0])
+        else:
+            session.execute(sql)
+    return size
+
+
 def _next(newer: bool) -> str:  # noqa: FBT001
     """Return the condition, order and limit. Parameters: the start and the limit."""
     return "`offset` > %s ORDER BY `offset` LIMIT %s" if newer else "`offset` < %s ORDER BY `offset` DESC LIMIT %s"

@@ -54,6 +54,9 @@ class Dialect(ABC):
 
     If the server refuses one, or it returns no row, the next one is tried. A row of NULLs says that nobody holds it.
     """
+    table_size: tuple[str, ...]
+    """The SELECT of about how many bytes of disk the table of the parameter takes, between what must be executed before
+    and after it. SQLite tells the size of its file."""
     current_user: str | None = None
     """The expression for the user and host of the connection, or None if the engine has no users."""
     session: tuple[SessionVariable, ...] = ()

@@ -86,6 +86,12 @@ LOCKED_ROWS = (
 """MariaDB shows locks only while somebody waits for them."""
 
 
+TABLE_SIZE = (
+    "SELECT t.data_length + t.index_length FROM information_schema.tables t "
+    "WHERE t.table_schema = DATABASE() AND t.table_name = %s"
+)
+
+
 IN_TRANSACTION = 1568
 """The error of SET TRANSACTION while a transaction is open."""
 
@@ -208,6 +214,12 @@ class MySQL(Dialect):
     # The first needs the privilege PROCESS, the second SELECT on performance_schema; if that is off, it has no rows.
     oldest_transaction = (INNODB_TRANSACTIONS, PERFORMANCE_SCHEMA)
     sequencer_holder: tuple[str, ...] = (SEQUENCER_LOCK, LOCKED_ROWS)
+    # Otherwise it is what the server has remembered for up to a day.
+    table_size: tuple[str, ...] = (
+        "SET SESSION information_schema_stats_expiry = 0",
+        TABLE_SIZE,
+        "SET SESSION information_schema_stats_expiry = DEFAULT",
+    )
     greatest = "GREATEST"
     max_rows = 1000
     has_row_locks = True
@@ -341,6 +353,7 @@ class MariaDB(MySQL):
 
     name = "mariadb"
     sequencer_holder = (LOCKED_ROWS,)
+    table_size = (TABLE_SIZE,)
 
 
 DIALECT, MARIADB = MySQL(), MariaDB()

@@ -45,6 +45,7 @@ class SQLite(Dialect):
     for_update = ""
     skip_locked = ""
     oldest_transaction = sequencer_holder = ()
+    table_size = ("SELECT c.page_count * s.page_size FROM pragma_page_count() c, pragma_page_size() s WHERE %s > ''",)
     greatest = "MAX"
     # SQLite allows 32,766 parameters per statement since 3.32; derived tables have up to 8 columns.
     max_rows = 1000

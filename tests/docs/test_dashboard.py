@@ -62,7 +62,7 @@ def test_the_page_on_troubleshooting_has_every_problem():
     text = TROUBLESHOOT.read_text()
     listed = dict(re.findall(r"^\| \*([^*|]+)\* \| `(\w+)` \|", text, re.MULTILINE))
     inspection = ROOT / "django_mysqlqueue" / "inspection"
-    files = ("group_problems.py", "queue_problems.py", "subscriber_problems.py")
+    files = ("group_problems.py", "queue_problems.py", "subscriber_problems.py", "topics.py")
     source = "".join((inspection / name).read_text() for name in files)
     texts = re.findall(r'\b(?:_|ngettext)\(\s*"([^"]+)"', source)
     texts += ["The database %(alias)s does not answer"]  # an error, too

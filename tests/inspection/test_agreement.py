@@ -105,7 +105,7 @@ def scraped(client: Client) -> Figures:
     took = {}
     for name, sample in samples:
         labels, value = sample.labels, sample.value
-        if name in ("more_groups", "database_up", "debounced_total", "bell_age_seconds"):
+        if name in ("more_groups", "database_up", "debounced_total", "bell_age_seconds", "log_bytes"):
             continue
         if name == "round_trip_seconds":
             took[labels["percentile"]] = value

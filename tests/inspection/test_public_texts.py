@@ -15,6 +15,7 @@ from django_mysqlqueue.inspection import (
     group_problems,
     queue_problems,
     subscriber_problems,
+    topics,
 )
 from django_mysqlqueue.inspection.always_failing import AlwaysFailing
 from django_mysqlqueue.inspection.health import _finding
@@ -28,7 +29,17 @@ from tests.inspection.test_group_problems import NOW, TIMES, G, ago, ended, grou
 from tests.inspection.test_queue_problems import overview, run, schedule
 from tests.support.factories import QuarantinedMessageFactory
 from tests.support.harness import USING, handler, sequence
-from tests.support.internals import Count, HealthSettings, Holder, Override, Route, Session, Subset, open_transactions
+from tests.support.internals import (
+    Bucket,
+    Count,
+    HealthSettings,
+    Holder,
+    Override,
+    Route,
+    Session,
+    Subset,
+    open_transactions,
+)
 
 HOST, USER, ERROR, NAME = "db-7.internal", "ada@10.0.3.7", "Access denied (using password)", "web-3"
 SECRETS = (HOST, USER, "10.0.3.7", "denied", NAME, "MyDriverError")
@@ -66,6 +77,9 @@ def of_groups():
         yield from group_problems.progress(one, None, NOW, TIMES, moves=False)
     paused = Override("paused_tasks", ["shop.tasks.pay"], ago(90), USER)
     yield from group_problems.paused_tasks(dataclasses.replace(group(), overrides=(paused,)))
+    for entered in (1, 900):
+        minute = Bucket(G, ago(60), 300, 0, 0, 0, 0, 0, (), None, entered, 1)
+        yield from group_problems.speed(group(head(900), lag=900, **served), [minute], NOW)
     many = {"retrying": Count(20), "recent_dead_letters": Count(11), "dead_letters": Count(11)}
     one = group(head(900), **many, **served)
     limits = HealthSettings(max_failure_ratio=0.5, min_attempts=4)
@@ -93,6 +107,7 @@ def of_the_queue(monkeypatch):
     yield from queue_problems.quarantined(session, overview(served))
     yield from queue_problems.long_transactions(session, NOW, TIMES)
     yield from queue_problems.slow_database(overview(served), 0.25)
+    yield from topics.disk(session, dataclasses.replace(overview(served), log_bytes=9), 8)
     refused = RefusedMessage("t", "m", 7, ERROR)
     for relay in (RelayBacklog("copy", Count(2), ago(900), refused), RelayBacklog("copy", Count(2), ago(900))):
         yield from queue_problems.relays(overview(relays=(relay,)), TIMES)

@@ -38,7 +38,9 @@ def shown(problems):
         ({"due": 14}, [("outbox", 2, 14, 3)]),
         ({"due": 15}, [("outbox", 0, 15, 3)]),
         ({"due": 15, "sequenced": 15}, [("outbox", 0, 15, 3)]),
-        ({"due": 15, "sequenced": 14}, [("outbox_behind", 1, 15, 3)]),
+        ({"due": 15, "sequenced": 14}, [("outbox_behind", 2, 15, 3)]),
+        ({"due": 59, "sequenced": 14}, [("outbox_behind", 2, 59, 3)]),
+        ({"due": 60, "sequenced": 14}, [("outbox_behind", 1, 60, 3)]),
     ],
 )
 def test_due_messages_are_a_problem_after_a_while(values, expected):

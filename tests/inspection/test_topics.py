@@ -9,10 +9,11 @@ from django.db import connection
 from django.db.models import Avg, F
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue.inspection import PAGES, get_overview, topics
+from django_mysqlqueue import Message, publish_many
+from django_mysqlqueue.inspection import PAGES, find_causes, get_overview, topics
 from django_mysqlqueue.inspection.topics import summarize_topics
 from django_mysqlqueue.models import ArchiveSegment, ConsumerGroup, QueueMessage, Rollup
-from tests.support.harness import USING, Sub, handler
+from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import GroupRef, Session, log_places
 from tests.support.scenarios import log
 
@@ -86,6 +87,55 @@ def test_a_count_that_stops_is_replaced_by_the_servers_statistics():
     else:
         assert one.number == "10+"
         assert one.size.endswith("or more")
+
+
+MORE = 4 * 2**20
+"""Bytes that a test adds to the log."""
+
+
+@pytest.mark.promise("Health")
+@pytest.mark.servers_only
+@pytest.mark.django_db(transaction=True)
+def test_the_size_of_the_log_is_told_as_it_is_now():
+    """Not as MySQL has remembered it, which it does for a day."""
+    log(1)
+    before = get_overview(using=USING).log_bytes  # Other tests may have left space, which is used again or freed.
+    publish_many("t", [Message("x" * 65_536) for _number in range(MORE // 65_536)])
+    sequence()
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE TABLE queue_messages")  # The server does this, too, soon after a tenth has changed.
+        cursor.fetchall()
+    assert MORE <= get_overview(using=USING).log_bytes < before + 2 * MORE
+    assert get_overview(using=USING, topic="t").log_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "advice"),
+    [
+        ({}, "GC deletes its messages 10 min after they entered the log.", "Set a shorter RETENTION"),
+        ({"TOPICS": {"t": {"RETENTION": None}}}, "GC never deletes its messages.", "Set a shorter RETENTION"),
+        ({"slow": True}, "GC waits for slow/t.", "Start a subscriber of the group, or drop it."),
+        ({"ARCHIVE_REQUIRED": True}, "GC waits for the archive.", "Archive the log"),
+    ],
+)
+def test_a_log_above_its_limit_is_a_problem_of_its_largest_topic(settings, options, says, advice):
+    settings.MYSQLQUEUE = {"RETENTION": 600} | {name: value for name, value in options.items() if name.isupper()}
+    sub = Sub(handler("t", "g"))
+    if "slow" in options:
+        Sub(handler("t", "slow"))
+    log(9)
+    log(3, topic="u")
+    sub.settle()
+    aged(15 * MINUTE)
+    overview = dataclasses.replace(get_overview(using=USING), log_bytes=3 * 2**20)
+    for most in (None, 3 * 2**20):
+        assert list(topics.disk(Session(USING), overview, most)) == []
+    (cause,) = find_causes(overview, list(topics.disk(Session(USING), overview, 2**20)))
+    assert (cause.kind, cause.severity, cause.problems[0].topic) == ("disk", 1, "t")
+    text = "The log takes about 3.0\xa0MB of disk (limit 1.0\xa0MB), 75% of it are messages of topic 't'."
+    assert cause.text == f"{text} {says}"
+    assert cause.advice.startswith(advice)
+    assert "oldest message since" in cause.facts(overview.now)
 
 
 @pytest.mark.promise("Cost")

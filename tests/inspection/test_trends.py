@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from django_mysqlqueue.inspection import group_problems
 from django_mysqlqueue.inspection.trends import RATE_MINUTES, read_row, with_sample
 from django_mysqlqueue.service.samples import MOST
 from tests.inspection.test_group_problems import G, group, head, live
@@ -53,6 +54,14 @@ class History:
         return found
 
     def row(self, second, **values):
+        at, buckets, now = self.group(second, **values)
+        return read_row(at, [], buckets, now)
+
+    def problems(self, second, **values):
+        return list(group_problems.speed(*self.group(second, **values)))
+
+    def group(self, second, **values):
+        """The group at a second, its rows of minutes, and the time."""
         number, now = self.numbers[second], START + second * 1000
         heads = (head(90),) if number else ()
         at = dataclasses.replace(
@@ -66,7 +75,7 @@ class History:
         ]
         if not at.lag.exact:
             at = with_sample(at, samples[-1] if samples else None, now)
-        return read_row(at, [], buckets, now)
+        return at, buckets, now
 
     def left(self, second):
         """Seconds until it is empty; infinity if it never is."""
@@ -101,7 +110,7 @@ def test_a_burst_that_is_worked_off():
         if second >= 130 and history.numbers[second]:
             # Two looks, or a whole minute, lie in the time in which it falls.
             assert (row.state.text, row.time_to_drain != "never") == ("working", True), second
-        if row.drain and math.isfinite(row.drain) and not row.is_bound:
+        if row.drain and math.isfinite(row.drain) and not row.group.lag_is_bound:
             shown.append((row.drain, history.left(second)))
         elif row.drain and math.isfinite(row.drain):
             assert row.time_to_drain.startswith("more than ")
@@ -117,6 +126,34 @@ def test_a_backlog_that_grows_is_never_about_to_be_empty():
         check_count(history, second, row)
         if second >= 180 + 70:
             assert (row.state.text, row.time_to_drain) == ("growing", "never"), second
+
+
+@pytest.mark.promise("Health")
+def test_a_long_backlog_that_grows_is_a_problem_until_it_falls():
+    history = History(200, [20] * 10, [100, 100, 100, *[5] * 4, 90, 90, 90])
+    for second in range(60, 600, 5):
+        kinds = [(one.kind, one.severity) for one in history.problems(second)]
+        if second < 185 or second >= 460:
+            assert kinds == [], second
+        elif 190 <= second < 420:
+            assert kinds == [("behind", 1)], second
+    text = "falls behind: 1,800 messages are waiting, the oldest for 1 min 30 s. 15/s are settled, and more come in."
+    assert text in history.problems(180 + 120)[0].text
+
+
+def test_a_burst_is_caught_up_with():
+    history = History(0, *BURST)
+    for second in range(60 + 70, 360, 5):
+        assert [(one.kind, one.severity) for one in history.problems(second)] == [("catching_up", 2)], second
+    assert history.problems(340)[0].text.endswith("At its present speed, it needs more than 10 s.")
+    history = History(9_000, [0] * 5, [0, 10, 10, 10, 10])
+    assert history.problems(200)[0].text.endswith("At its present speed, it needs about 12 min 40 s.")
+
+
+@pytest.mark.parametrize("backlog", [99, 100])
+def test_a_short_backlog_is_no_problem_of_speed(backlog):
+    history = History(backlog, [0] * 8, [0] * 8)
+    assert [one.kind for one in history.problems(400)] == (["behind"] if backlog == 100 else [])
 
 
 def test_growth_that_ends_is_told_within_a_minute_whatever_came_in_before():

@@ -418,7 +418,7 @@ def an_outbox_that_is_behind(stage: Stage) -> State:
     publish_many("t", range(3))
     stage.wait(40)
     Sequencer.objects.update(sequenced_at=command("queuestatus")["now"])
-    return State({"g/t": Group(age=40, subscribers=1)}, problems((1, "outbox_behind")), outbox=3)
+    return State({"g/t": Group(age=40, subscribers=1)}, problems((2, "outbox_behind")), outbox=3)
 
 
 def an_outbox_without_subscribers(stage: Stage) -> State:

@@ -54,7 +54,12 @@ DEFAULTS = {
     "METRICS_TOKEN": None,
     "REDACT": None,
     "HEALTH": HealthSettings(
-        window=600, max_recent_dead_letters=10, max_failure_ratio=0.5, min_attempts=10, max_round_trip=0.25
+        window=600,
+        max_recent_dead_letters=10,
+        max_failure_ratio=0.5,
+        min_attempts=10,
+        max_round_trip=0.25,
+        max_log_size=10 * 2**30,
     ),
     "TOPICS": {},
     "GROUPS": {},

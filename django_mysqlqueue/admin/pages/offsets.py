@@ -65,6 +65,7 @@ class OffsetsPage(Page):
     filters = ("group", "topic", "prefix", "owner", "unowned")
     position = "after"
     shows_several_topics = True
+    log_bytes: int | None = None
 
     def context(self) -> dict[str, Any]:
         session = self.session
@@ -105,6 +106,7 @@ class OffsetsPage(Page):
             "groups": sorted({one.ref.group for one in listed}),
             "topics": names,
             "topic_rows": [] if is_of_partitions else self._topics(topic),
+            "log_bytes": self.log_bytes,
             "by_backlog": by_backlog,
             "order_text": self._order_text(backlogs) if by_backlog and backlogs is not None else _("by key"),
             "heat_map": None if one is None or not backlogs else self._heat_map(one, backlogs),
@@ -120,6 +122,8 @@ class OffsetsPage(Page):
     def _topics(self, topic: str | None) -> list[TopicSummary]:
         """Return the topics that the user may view, or one of them."""
         found = self.read_state().overview
+        if topic is None and self.topics_to_view() is None:
+            self.log_bytes = found.log_bytes
         names = set(log.all_topics(self.session) if topic is None else [topic])
         groups = [group for group in found.groups if topic in (None, group.ref.topic)]
         visible = [name for name in names if self.may_view(name)]
