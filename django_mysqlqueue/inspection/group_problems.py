@@ -173,16 +173,29 @@ def failures(
     if run is not None and (group.retrying or group.in_flight or recent or not recent.exact):
         harmed = group.retrying + recent
         yield from _failing(group, attempts, now, run, harmed, harmed.value + _held_up(group, handler))
+    advice = ""
+    if _still_fails(group, attempts, now):
+        advice = _("Fix the cause first, then redrive. Most of the newest attempts failed; redriven ones would, too.")
     if most is not None and recent.value > most:
         text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s (limit %(limit)s).")
         values = {"ref": ref, "number": str(recent), "window": duration(attempts.window), "limit": f"{most:,}"}
         since = None if attempts.past is None else attempts.past.dead_since
-        yield Problem(0, "recent_dead_letters", text % values, ref, since=since, failed=recent)
+        yield Problem(0, "recent_dead_letters", text % values, ref, since=since, advice=advice, failed=recent)
     if group.dead_letters:
         text = _("%(ref)s has dead-lettered messages: %(number)s in %(topic)s.")
         values = {"ref": ref, "number": str(group.dead_letters), "topic": dlq_topic(ref.topic)}
         severity = 1 if recent or not recent.exact else 2
-        yield Problem(severity, "dead_letters", text % values, ref, failed=recent or group.dead_letters)
+        yield Problem(severity, "dead_letters", text % values, ref, advice=advice, failed=recent or group.dead_letters)
+
+
+def _still_fails(group: GroupOverview, attempts: Attempts, now: int) -> bool:
+    """Return whether too many attempts of the newest minute that has any have failed, of present subscribers.
+
+    This is known before there are enough of them for ``failing``.
+    """
+    minutes = attempts.ended.since(now - int(group.uptime(now) * 1000)).buckets
+    newest = next((one for one in reversed(minutes) if one.attempts), None)
+    return newest is not None and rule_of(attempts.thresholds).is_over(newest.failures, newest.attempts)
 
 
 def failing(group: GroupOverview, ended: Ended, thresholds: HealthSettings, times: StallTimes, now: int) -> Run | None:
@@ -219,7 +232,7 @@ def _failing(
     if group.paused:
         step = _("Fix the cause, then resume the group."), "resume"
     elif not group.has_work:  # Nothing is left to pause if all messages are in the DLQ.
-        step = _("Fix the cause, then redrive the dead letters."), "redrive"
+        step = _("Fix the cause, then redrive the dead letters."), ""
     others = messages - attempts.explained
     # The newest attempts may be those at a few messages that are tried again and again, after many have succeeded.
     if acked and not (judged and (others >= rule.newest or rule.is_over(others, others + acked))):
@@ -292,7 +305,7 @@ def retrying(ref: GroupRef, found: AlwaysFailing, thresholds: HealthSettings, no
     if not found.are_tasks:
         return replace(problem, key=found.names[0], operation="retry" if len(found.names) == 1 else "")
     advice = _("Fix the task or what it calls, then redrive its dead letters.")
-    return replace(problem, task=found.names[0], advice=advice, operation="redrive")
+    return replace(problem, task=found.names[0], advice=advice)
 
 
 def _keys_text(ref: GroupRef, found: AlwaysFailing, now: int) -> str:

@@ -139,9 +139,7 @@ def test_dead_letters_have_the_error_that_was_recorded(clock, no_handlers):
     outage(clock, max_attempts=1)
     found = cause("failing")
     assert found.headline().endswith(" (36 of 36): PartnerTimeout.")
-    assert found.operation == "redrive"
-    overview = get_overview(using=USING)
-    assert {one.upto for one in found.problems if one.kind == "dead_letters"} == {overview.last_offset}
+    assert found.operation == "", "redriven messages would fail again"
     DeliveryEvent.objects.all().delete()
     assert cause("failing").headline().endswith(" (36 of 36).")
 

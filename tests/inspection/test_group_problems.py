@@ -393,6 +393,30 @@ def test_the_beginning_of_too_many_dead_letters():
     assert burst(11, 0, 0, 0, 0, 20) == 0, "they were over"
 
 
+@pytest.mark.parametrize(
+    ("numbers", "values", "offered"),
+    [
+        ([], {}, True),
+        ([(0, 1, 1), (9, 0, 0)], {}, False),
+        ([(1, 2, 2)], {}, False),
+        ([(2, 2, 2)], {}, True),
+        ([(0, 0, 0), (0, 2, 2), (9, 0, 0)], {}, False),
+        ([(0, 0, 0), (9, 2, 2)], {}, True),
+        ([(0, 0, 0), (0, 0, 0), (0, 2, 2)], {"uptime": 30}, True),
+        ([(9, 1, 1)], {"thresholds": HealthSettings(max_failure_ratio=None)}, True),
+        ([(0, 1, 1)], {"thresholds": HealthSettings(max_failure_ratio=None)}, False),
+    ],
+)
+def test_a_redrive_is_offered_unless_most_of_the_newest_attempts_fail(numbers, values, offered):
+    """Even if there are too few of them for an outage, and not for those of processes that have ended."""
+    subscribers = [live(values.get("uptime", 3600))]
+    one = group(subscribers=subscribers, recent_dead_letters=Count(11), dead_letters=Count(11))
+    attempts = Attempts(ended(*numbers), values.get("thresholds", HealthSettings()), 600)
+    problems = group_problems.failures(one, None, attempts, TIMES, NOW)
+    advice = [p.advice for p in problems if p.kind in ("recent_dead_letters", "dead_letters")]
+    assert [text.startswith("Fix the cause first") for text in advice] == [not offered] * 2
+
+
 def test_thresholds_can_be_turned_off():
     def off(**values):
         return HealthSettings(**{"max_failure_ratio": 0.5, "min_attempts": 4, **values})
