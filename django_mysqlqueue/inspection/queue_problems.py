@@ -48,6 +48,13 @@ def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iter
             "The outbox is behind: %(lag)s to be moved into the log, the oldest for %(age)s. They are being moved."
         )
         yield all_wait(1 if waits >= times.stuck else 2, "outbox_behind", text % values)
+    elif (silent := _silent_for(overview)) >= max(times.outbox, get_settings().lease_duration / 2):
+        text = _(
+            "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber has sent a "
+            "heartbeat for %(silent)s."
+        )
+        advice = _("Check whether the subscribers still run and reach the database. Restart those that hang.")
+        yield all_wait(0, "outbox", text % {**values, "silent": duration(silent)}, advice=advice)
     else:
         text = _(
             "The outbox is stalled: %(lag)s to be moved into the log, the oldest for %(age)s. No subscriber is moving "
@@ -59,6 +66,15 @@ def outbox(session: Session, overview: QueueOverview, times: StallTimes) -> Iter
             advice = _("End the program that has left its transaction open, or KILL connection %(id)s.")
             advice = f"{_held_text(holder)} {advice % {'id': holder.connection}}"
         yield all_wait(0, "outbox", text % values, advice=advice)
+
+
+def _silent_for(overview: QueueOverview) -> float:
+    """Return the seconds since the newest heartbeat of a live subscriber; 0 if there is none.
+
+    Processes that have died are live until their leases expire. Heartbeats are due twice in the duration of a lease.
+    """
+    beats = [row.heartbeat_at for group in overview.groups for row in group.live]
+    return age(overview.now, max(beats, default=None))
 
 
 def quarantined(session: Session, overview: QueueOverview) -> Iterator[Problem]:

@@ -57,6 +57,24 @@ def test_due_messages_are_none_at_once_if_a_subscriber_runs_or_a_group_has_the_p
 
 
 @pytest.mark.parametrize(
+    ("beats", "lease", "silent"),
+    [((14,), 30, None), ((15,), 30, 15), ((17, 25), 30, 17), ((14, 25), 30, None), ((29,), 60, None), ((30,), 60, 30)],
+)
+def test_an_outbox_stalls_because_no_process_is_left_before_leases_expire(monkeypatch, settings, beats, lease, silent):
+    """Then nobody is said to hold the sequencer, and its log does not matter."""
+    settings.MYSQLQUEUE = {"LEASE_DURATION": lease}
+    monkeypatch.setattr(open_transactions, "sequencer_holder", lambda session, *, least: Holder(7, "", None, True))
+    one = group(subscribers=[dataclasses.replace(live(), heartbeat_at=ago(beat)) for beat in beats])
+    (problem,) = queue_problems.outbox(Session(USING), overview(one, due=40), TIMES)
+    assert (problem.kind, problem.severity) == ("outbox", 0)
+    assert problem.text.endswith(
+        "No subscriber is moving them." if silent is None else f"No subscriber has sent a heartbeat for {silent} s."
+    )
+    assert ("Connection 7" in problem.advice) == (silent is None)
+    assert problem.advice.startswith("Check whether the subscribers still run") == (silent is not None)
+
+
+@pytest.mark.parametrize(
     ("holder", "says"),
     [
         (
