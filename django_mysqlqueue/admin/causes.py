@@ -171,6 +171,8 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
             return to("inflight"), _("Open subscribers")
         case "dead_letters" | "recent_dead_letters":
             return to("deadletters", **named), _("Open dead letters")
+        case "failing" if not problem.messages:  # Some attempts succeed, or all messages are in the DLQ.
+            return to("deadletters", **named), _("Open dead letters")
         case "quarantined":
             return to("quarantine", topic=problem.topic), _("Open quarantine")
         case "retrying":

@@ -27,6 +27,9 @@ from django_mysqlqueue.sql.session import Session, grouped
 from django_mysqlqueue.text.error_texts import is_attempt
 
 Outcome = DeliveryEvent.Outcome
+Failures = Mapping[int, Sequence[int]]
+"""When attempts at messages of a key have failed, by offset."""
+NEVER: Mapping[GroupRef, int] = {}
 SETTLED = (Outcome.DEAD_LETTERED.value, Outcome.DELETED.value, Outcome.EXPIRED.value, Outcome.SUPERSEDED.value)
 """Outcomes that settle a message without success."""
 MESSAGES = 200
@@ -43,7 +46,13 @@ not handled yet are above them."""
 LEAST = 2
 """Minimum number of messages of a key. One alone may be a poison message, which is a problem of its own."""
 SPAN_MS = 60_000
-"""Milliseconds between the first and the last failure. A fault that is over sooner is none of the key."""
+"""Milliseconds between the first and the last failure. A fault that is over sooner is none of the key or task: all
+attempts of some seconds fail if what they call is restarted."""
+APART_MS = 20_000
+"""Milliseconds between the first failures of messages of a key, which are enough if no message of another key of the
+group has failed since, and attempts have succeeded: then the fault is one of the key, and not of one time. Retries do
+not count: of messages that were handled at one time, some may have succeeded.
+"""
 
 SCHEDULED = 2500
 """Number of scheduled messages among which jobs that wait for long are searched, of all topics together."""
@@ -83,9 +92,17 @@ class AlwaysFailing:
 
 
 def find_keys(
-    session: Session, started: Mapping[GroupRef, int], *, least: int, recent: int
+    session: Session,
+    started: Mapping[GroupRef, int],
+    *,
+    least: int,
+    recent: int,
+    acked: Mapping[GroupRef, int] = NEVER,
 ) -> dict[GroupRef, AlwaysFailing]:
-    """Return the first ``GROUPS`` groups that have keys of which every attempt since ``started`` fails."""
+    """Return the first ``GROUPS`` groups that have keys of which every attempt since ``started`` fails.
+
+    ``acked``: the end of the newest minute in which an attempt of a group has succeeded, in epoch milliseconds.
+    """
     found: dict[GroupRef, AlwaysFailing] = {}
     for ref, at in list(started.items())[:GROUPS]:
         those, is_whole = failing(session, ref)
@@ -94,7 +111,10 @@ def find_keys(
             continue
         recorded = recorded_deliveries(session, [ref], RECORDED).get(ref, [])
         dead = _dead_lettered(session, recorded)
-        failures = _failures(session, ref, by_key, dead, recorded, after=at, least=least)
+        often = _often(session, ref, by_key, dead, recorded, after=at, least=least)
+        failures = {key: one.times for key, one in often.items() if one.lasts or one.is_repeated}
+        if failures and not _is_apart(session, failures, recorded, acked.get(ref, 0)):
+            failures = {key: one.times for key, one in often.items() if one.lasts}
         if failures:
             keys = sorted(failures, key=lambda key: (-len(failures[key]), key))
             chosen = [one for key in keys for one in by_key[key]]
@@ -115,6 +135,37 @@ def find_keys(
                 others=others,
             )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _OfKey:
+    """The failures of a key since its last success."""
+
+    times: Failures
+    new: Sequence[int]
+    """When messages failed first that had not failed before."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether attempts have failed for long enough."""
+        times = [at for failed in self.times.values() for at in failed]
+        return max(times) - min(times) >= SPAN_MS
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether messages have failed first at different times."""
+        return bool(self.new) and max(self.new) - min(self.new) >= APART_MS
+
+
+def _is_apart(
+    session: Session, failures: Mapping[str, Failures], recorded: Iterable[Attempt], acked_until: int
+) -> bool:
+    """Return whether attempts of the group have succeeded, and none at messages of other keys has failed, since."""
+    since = min(at for failed in failures.values() for times in failed.values() for at in times)
+    known = {offset for failed in failures.values() for offset in failed}
+    lately = (one for one in recorded if one.at >= since and one.outcome in HAVE_FAILED)
+    others = {one.offset: one.key for one in lately if one.offset not in known}
+    return acked_until > since and all(key in failures for key in publisher_keys(session, others).values())
 
 
 def failing(session: Session, ref: GroupRef) -> tuple[list[Unsettled], bool]:
@@ -142,7 +193,7 @@ def _dead_lettered(session: Session, recorded: Iterable[Attempt]) -> dict[str | 
     return grouped((keys[one.offset], one) for one in those)
 
 
-def _failures(
+def _often(
     session: Session,
     ref: GroupRef,
     by_key: Mapping[str, Sequence[Unsettled]],
@@ -151,8 +202,8 @@ def _failures(
     *,
     after: int,
     least: int,
-) -> dict[str, dict[int, list[int]]]:
-    """Return when attempts at messages failed since the last success of their key, if often enough for long enough.
+) -> dict[str, _OfKey]:
+    """Return when attempts at messages failed since the last success of their key, if often enough.
 
     Messages that were dead-lettered count if others of their key still fail.
     """
@@ -170,9 +221,9 @@ def _failures(
         of_messages = {
             offset: failed for offset in tried[key] if (failed := [at for at in times.get(offset, ()) if at > begin])
         }
-        failed = sorted(at for one in of_messages.values() for at in one)
-        if len(of_messages) >= LEAST and len(failed) >= least and failed[-1] - failed[0] >= SPAN_MS:
-            found[key] = of_messages
+        if len(of_messages) >= LEAST and sum(map(len, of_messages.values())) >= least:
+            new = [min(failed) for offset, failed in of_messages.items() if min(times[offset]) > begin]
+            found[key] = _OfKey(of_messages, new)
     return found
 
 

@@ -228,11 +228,6 @@ def _failing(
         acked = sum(one.acked for one in past.minutes if one.at > begin)
     # A few failed attempts may all be of one message, so they are only for information.
     judged = rule.share < 1 and ended.attempts >= rule.newest
-    step: tuple[str, Operation] = ("", "")
-    if group.paused:
-        step = _("Fix the cause, then resume the group."), "resume"
-    elif not group.has_work:  # Nothing is left to pause if all messages are in the DLQ.
-        step = _("Fix the cause, then redrive the dead letters."), ""
     others = messages - attempts.explained
     # The newest attempts may be those at a few messages that are tried again and again, after many have succeeded.
     if acked and not (judged and (others >= rule.newest or rule.is_over(others, others + acked))):
@@ -240,7 +235,7 @@ def _failing(
     # One message that is tried again and again does not make an outage.
     severity = 0 if acked or (judged and (messages > 1 or not harmed.exact)) else 1
     text, every = _share_text(ref, attempts, run.since if since is None else since, now, is_begin=since is not None)
-    advice, operation = step
+    advice, operation = _step(group, every=every)
     found = Problem(
         severity,
         "failing",
@@ -256,6 +251,17 @@ def _failing(
     if not acked and (tasks := attempts.tasks) is not None:
         found = replace(found, text=_tasks_text(ref, tasks, now), task=tasks.names[0], error=tasks.error)
     yield found
+
+
+def _step(group: GroupOverview, *, every: bool) -> tuple[str, Operation]:
+    """Return the next step, and its operation, if it is not that of the kind: to pause the group."""
+    if group.paused:
+        return _("Fix the cause, then resume the group."), "resume"
+    if not group.has_work:  # Nothing is left to pause if all messages are in the DLQ.
+        return _("Fix the cause, then redrive the dead letters."), ""
+    if not every:
+        return _("Find out what fails, and fix it. Pausing the group would stop the messages that succeed, too."), ""
+    return "", ""
 
 
 def _share_text(ref: GroupRef, attempts: Attempts, since: int, now: int, *, is_begin: bool) -> tuple[str, bool]:

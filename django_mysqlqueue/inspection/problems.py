@@ -17,7 +17,7 @@ from django_mysqlqueue.inspection import (
     subscriber_problems,
     topics,
 )
-from django_mysqlqueue.inspection.beginnings import Ended, Failed, Past
+from django_mysqlqueue.inspection.beginnings import MINUTE_MS, Ended, Failed, Past
 from django_mysqlqueue.inspection.bounds import PAGES, STALL_TIMES, Bounds, StallTimes
 from django_mysqlqueue.inspection.overview import QueueOverview, get_overview
 from django_mysqlqueue.inspection.problem import STATES, Problem
@@ -89,7 +89,8 @@ def find_problems(
         if group.ref in started
     }
     several = {ref: started[ref] for ref, number in unsettled.items() if number >= always_failing.LEAST}
-    by_key = always_failing.find_keys(session, several, least=least, recent=recent)
+    acked = {one.ref: one.at + MINUTE_MS for ended in lately.values() for one in ended.buckets if one.acked}
+    by_key = always_failing.find_keys(session, several, least=least, recent=recent, acked=acked)
     explained = by_key | by_task
     stuck = {
         Failed(group.ref, head.offset): group.sought_at

@@ -338,6 +338,18 @@ def test_failures_have_begun_before_the_window_and_are_over_if_nothing_is_left()
     assert problem(head(5), paused=True).advice == "Fix the cause, then resume the group."
 
 
+def test_a_group_of_which_some_attempts_succeed_is_not_to_be_paused():
+    def problem(*numbers):
+        one = group(head(5), subscribers=[live()], retrying=Count(20))
+        thresholds = HealthSettings(max_recent_dead_letters=None)
+        (found,) = group_problems.failures(one, None, Attempts(ended(*numbers), thresholds, 600), TIMES, NOW)
+        return found
+
+    assert problem((4, 20, 0), (0, 9, 0)).advice.startswith("Find out what fails, and fix it.")
+    assert not problem((0, 20, 0), (4, 9, 0), (9, 0, 0)).advice, "of the minute in which failures began"
+    assert not problem((0, 20, 0), (0, 9, 0)).advice
+
+
 def test_successes_of_before_the_window_are_among_the_newest_attempts():
     assert failing([(0, 3, 0)], past=Past([minute(11, 90, 0), minute(0, 0, 3)], None, None)) == []
     few = Past([minute(9, 1, 0), minute(0, 0, 3)], ago(0), None)

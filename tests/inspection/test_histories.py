@@ -450,7 +450,7 @@ def test_a_service_that_fails_for_90_seconds_is_a_problem_though_others_succeed(
     problem = "0 retrying g 3"
     assert {minute: (said.state, said.causes[:1], said.healthy) for minute, said in found.items()} == {
         0: (OK, (), True),
-        4: (DEGRADED, (problem,), False),
+        3: (DEGRADED, (problem,), False),
         7: (OK, (), True),
     }
 

@@ -151,6 +151,77 @@ def test_a_passing_fault_or_a_few_messages_are_no_such_problem(fails, number, ro
     assert not found()
 
 
+@pytest.mark.still_clock
+@pytest.mark.parametrize("partitions", [None, 8])
+@pytest.mark.parametrize(
+    ("seconds", "more", "another", "fine", "is_known"),
+    [
+        (19, 1, "", "lately", False),
+        (20, 1, "", "lately", True),
+        (59, 0, "", "lately", False),
+        (60, 0, "", "lately", True),
+        (59, 1, "fails once", "lately", False),
+        (60, 1, "fails once", "lately", True),
+        (59, 1, "fails", "lately", False),
+        (60, 1, "fails", "lately", True),
+        (59, 1, "", "before", False),
+        (60, 1, "", "before", True),
+    ],
+)
+def test_a_key_is_known_sooner_if_only_its_attempts_fail(
+    clock, settings, partitions, seconds, more, another, fine, is_known
+):
+    """It is no fault of one time, or of all keys: more of its messages fail, no others do, and others succeed."""
+    if partitions:
+        settings.MYSQLQUEUE = {**settings.MYSQLQUEUE, "TOPICS": {"t": {"PARTITIONS": partitions}}}
+
+    def handle(delivery):
+        if delivery.payload == "fails" or (delivery.payload == "fails once" and delivery.attempt == 1):
+            raise PermissionError(delivery.key)
+
+    def publish(*payloads, key):
+        publish_many("t", [Message(payload, key=key) for payload in payloads])
+        sub.settle()
+        sub.poller.write_rollups()
+
+    sub = Sub(handler("t", "g", handle, mode="shared", backoff=AGAIN, max_attempts=None))
+    if fine == "before":
+        publish("fine", key="acme")
+    clock.advance(125)
+    sub.heart.beat()
+    publish(*["fails"] * 10, key="globex")
+    if another:
+        publish(another, key="acme")
+    if fine == "lately":
+        publish("fine", key="initech")
+    clock.advance(seconds)
+    sub.heart.beat()
+    publish(*["fails"] * more, key="globex")
+    assert bool(found()) == is_known
+    assert not is_known or "have the key 'globex'," in found()[0].text
+
+
+@pytest.mark.still_clock
+def test_messages_that_have_failed_before_a_success_are_not_new(clock):
+    """They are few of those of their key, and are tried again and again."""
+
+    def handle(delivery):
+        if delivery.payload == "fails":
+            raise PermissionError(delivery.key)
+
+    sub = Sub(handler("t", "g", handle, mode="shared", backoff=AGAIN, max_attempts=None))
+    clock.advance(125)
+    publish_many("t", [Message("fails", key="globex") for _ in range(10)])
+    steps = [("fails", "globex", 30), ("fine", "globex", 11), ("fine", "initech", 25), ("fails", "globex", 0)]
+    for payload, key, seconds in steps:
+        publish_many("t", [Message(payload, key=key)])
+        sub.settle()
+        sub.poller.write_rollups()
+        clock.advance(seconds)
+        sub.heart.beat()
+    assert not found()
+
+
 @pytest.mark.parametrize("partitions", [None, 8])
 def test_a_success_ends_it_and_earlier_failures_count_no_more(fails, clock, settings, partitions):
     if partitions:
