@@ -40,8 +40,12 @@ class Heartbeat(Protocol):
 
 NEWEST = 256
 """Number of polls whose round trips are kept."""
-LATELY = 60.0
-"""Seconds for which they count."""
+LATELY = 30.0
+"""Seconds for which they count: an idle process polls once a second. A slow database is to be seen in 45 seconds, with
+the 10 seconds until the next heartbeat."""
+FEW = 3
+"""Number of the newest polls that count in any case: a process whose host's others poll for it does so every 30 s, and
+one slow poll makes no slow database."""
 
 
 class Progress:
@@ -57,7 +61,7 @@ class Progress:
         self.at = time.monotonic()
         self._slow = slow
         self._slow_since: float | None = None
-        """Since when half of the answers of a minute have been slow, by the monotonic clock."""
+        """Since when half of the answers have been slow, by the monotonic clock."""
         self.listening: Listening | None = None
         self._polls: deque[tuple[float, float]] = deque(maxlen=NEWEST)
         """When the newest polls were answered, by the monotonic clock, and after how many seconds."""
@@ -71,13 +75,13 @@ class Progress:
         self._polls.append((time.monotonic(), seconds))
 
     def _lately(self) -> list[tuple[float, float]]:
-        """Return the polls of the last minute, or the newest one if that is longer ago."""
+        """Return the polls of the last ``LATELY`` seconds, or the newest ``FEW``."""
         polls = self._polls.copy()
-        since = min(time.monotonic() - LATELY, polls[-1][0]) if polls else 0.0
+        since = min(time.monotonic() - LATELY, polls[-min(FEW, len(polls))][0]) if polls else 0.0
         return [poll for poll in polls if poll[0] >= since]
 
     def round_trip(self) -> RoundTrip | None:
-        """Return how long the polls of the last minute took; None: no poll."""
+        """Return how long the newest polls took; None: no poll."""
         took = sorted(seconds for _, seconds in self._lately())
         return RoundTrip(took[(len(took) - 1) // 2], took[math.ceil(0.95 * len(took)) - 1]) if took else None
 

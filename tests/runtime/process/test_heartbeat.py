@@ -117,7 +117,7 @@ def test_a_slow_beat_that_crosses_the_end_of_the_lease_raises_doubt(db, monkeypa
 # -- the round trip ---------------------------------------------------------------
 
 
-def test_the_round_trip_is_that_of_the_last_minute(monkeypatch):
+def test_the_round_trip_is_that_of_the_last_half_minute(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: now[0]))
     progress = Progress()
@@ -125,13 +125,16 @@ def test_the_round_trip_is_that_of_the_last_minute(monkeypatch):
     for number in range(1, 101):
         progress.answered(number / 1000)
     assert progress.round_trip() == RoundTrip(0.050, 0.095)
-    now[0] += 59
+    now[0] += 29
     progress.answered(5.0)
     assert progress.round_trip() == RoundTrip(0.051, 0.096)
-    now[0] += 2
+    for _ in range(2):
+        now[0] += 1
+        progress.answered(5.0)
+    now[0] += 1
     assert progress.round_trip() == RoundTrip(5.0, 5.0)
     now[0] += 600
-    assert progress.round_trip() == RoundTrip(5.0, 5.0), "the newest poll may have been long ago"
+    assert progress.round_trip() == RoundTrip(5.0, 5.0), "the newest polls may have been long ago"
     for _ in range(1000):
         progress.answered(0.001)
     assert progress.round_trip() == RoundTrip(0.001, 0.001)
@@ -154,8 +157,28 @@ def test_since_when_a_database_is_slow(monkeypatch):
     now[0] += 600
     assert facts(1.0) == 605_000
     now[0] += 600
+    assert facts(0.1) == 1_205_100, "one of the newest three"
     assert facts(0.1) == -1
-    assert facts(1.0, 2.0, 1.0) == 4000, "again"
+    now[0] += 600
+    assert facts(1.0) == -1, "of a process that polls rarely"
+    now[0] += 600
+    assert facts(2.0) == 603_000, "again"
+
+
+def test_a_database_that_becomes_slow_is_seen_after_half_a_minute(monkeypatch):
+    """Before, ten polls a second were fast."""
+    now = [1000.0]
+    monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = Progress(slow=0.25)
+    for _ in range(1000):
+        now[0] += 0.1
+        progress.answered(0.001)
+    until = now[0] + 30
+    while now[0] < until:
+        assert progress.facts()["p50_us"] == 1000 or now[0] > until - 5
+        now[0] += 1.0
+        progress.answered(0.5)
+    assert 25_000 <= progress.facts()["slow_ms"] <= 30_000
 
 
 def test_a_heartbeat_has_the_round_trip_of_the_polls(db):
