@@ -173,8 +173,8 @@ class Cause:
         }
         if number := sum(soon.values()):
             text = ngettext(
-                "about %(number)s message will be dead-lettered within an hour",
-                "about %(number)s messages will be dead-lettered within an hour",
+                "up to %(number)s message will be dead-lettered within an hour",
+                "up to %(number)s messages will be dead-lettered within an hour",
                 number,
             )
             yield text % {"number": f"{number:,}"}

@@ -76,7 +76,7 @@ def _errors(session: Session, problems: Sequence[Problem]) -> dict[GroupRef, str
 
 
 def _soon(group: GroupOverview, handler: Handler | None, now: int, *, only: Collection[int] | None) -> int:
-    """Return about how many messages will be dead-lettered soon, as the first ones of partitions tell."""
+    """Return up to how many messages will be dead-lettered soon, as the first ones of partitions tell."""
     if handler is None or handler.runs_jobs or group.paused or is_dlq(group.ref.topic):
         return 0
     registered, _ = with_registered(handler, group.option_columns)

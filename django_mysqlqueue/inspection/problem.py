@@ -279,7 +279,7 @@ class Problem:
     offsets: frozenset[int] = frozenset()
     """The offsets of these messages in the log, if they are of some keys or tasks."""
     dead_lettered_soon: int = 0
-    """About how many messages will be dead-lettered within an hour if each further attempt fails."""
+    """Up to how many messages will be dead-lettered within an hour: if each attempt fails as soon as it is due."""
     disk: Count = NONE
     """About how many bytes of disk the messages hold that GC keeps for a group without live subscribers."""
     error: str = ""

@@ -57,7 +57,7 @@ def test_an_outage_costs_what_waits_and_what_will_be_dead_lettered(clock, no_han
     assert cause("failing").headline().endswith(" (12 of 12): PartnerTimeout.")
     assert cause("failing").operation == "pause"
     assert facts("failing")[:3] == [
-        "12 partitions", "36 waiting messages", "about 12 messages will be dead-lettered within an hour"
+        "12 partitions", "36 waiting messages", "up to 12 messages will be dead-lettered within an hour"
     ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_the_cost_of_the_first_minute_is_known(clock, no_handlers):
     outage(clock, on_failure="skip", mode="shared", passed=45)
     assert [one.kind for one in cause("failing").problems] == ["failing"]
     assert cause("failing").headline().endswith("(36 of 36): PartnerTimeout.")
-    assert facts("failing")[:2] == ["36 waiting messages", "about 36 messages will be dead-lettered within an hour"]
+    assert facts("failing")[:2] == ["36 waiting messages", "up to 36 messages will be dead-lettered within an hour"]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def a_poison_tenant(stage: Stage) -> State:
                 since,
                 "PermissionError: no access",
                 messages=6,
-                costs=f"2 partitions · 6 waiting messages · about {soon} messages will be dead-lettered within ",
+                costs=f"2 partitions · 6 waiting messages · up to {soon} messages will be dead-lettered within ",
             ),
         ),
     )
@@ -120,7 +120,7 @@ def a_provider_outage(stage: Stage) -> State:
     since = first // 60_000 * 60_000
     began = clock_text(since, stage.now)
     text = f"shipping/parcels: every attempt has failed since {began} ({number} of {number}): PartnerTimeout"
-    costs = "8 partitions · 25 waiting messages · about 25 messages will be dead-lettered within "
+    costs = "8 partitions · 25 waiting messages · up to 25 messages will be dead-lettered within "
     return State(
         {"shipping/parcels": Group(lag=25, age=130, retrying=25, subscribers=1)},
         problems((0, "failing", "shipping/parcels"), (2, "stuck", "shipping/parcels")),
