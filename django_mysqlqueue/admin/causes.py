@@ -148,7 +148,7 @@ def _button(dashboard: DashboardContext, cause: Cause, errors: ErrorTexts) -> Bu
 def _link(dashboard: DashboardContext, cause: Cause) -> tuple[str, str]:
     """Return the link for a cause: that of its most telling problem, unless others of the kind have other pages."""
     if cause.kind == "no_subscriber" and len(cause.problems) > 1:
-        return dashboard.url("inflight"), _("Open subscribers")
+        return dashboard.url("inflight"), _("Open in flight")
     if cause.kind == "quarantined" and len(cause.problems) > 1:
         return dashboard.url("quarantine"), _("Open quarantine")
     if len(cause.refs) > 1:
@@ -156,7 +156,7 @@ def _link(dashboard: DashboardContext, cause: Cause) -> tuple[str, str]:
     first = cause.problems[0]
     if cause.kind == "stuck" and first.ref and len(cause.problems) > 1:
         named = {"group": first.ref.group, "topic": first.ref.topic}
-        return dashboard.url("deadletters", state="retrying", **named), _("Open errors")
+        return dashboard.url("deadletters", state="retrying", **named), _("Open dead letters (retrying)")
     return link_of(dashboard, first)
 
 
@@ -168,29 +168,34 @@ def link_of(dashboard: DashboardContext, problem: Problem) -> tuple[str, str]:
         case "stuck" | "deaths" | "relay" if problem.offset is not None:
             return to("message", offset=problem.offset), _("Open message")
         case "silent" | "refused" | "slow_database" | "deaths" | "outbox" | "outbox_behind":
-            return to("inflight"), _("Open subscribers")
-        case "dead_letters" | "recent_dead_letters":
-            return to("deadletters", **named), _("Open dead letters")
+            return to("inflight"), _("Open in flight")
+        case "dead_letters" | "recent_dead_letters" | "retrying":
+            return _dead_letters(dashboard, problem, named)
         case "failing" if not problem.messages:  # Some attempts succeed, or all messages are in the DLQ.
-            return to("deadletters", **named), _("Open dead letters")
+            return _dead_letters(dashboard, problem, named)
         case "quarantined":
             return to("quarantine", topic=problem.topic), _("Open quarantine")
-        case "retrying":
-            # Jobs that have failed are dead letters.
-            narrowed = {"task": problem.task} if problem.task else {"state": "retrying", "key": problem.key}
-            return to("deadletters", **narrowed, **named), _("Open errors")
         case "recurring" | "recurring_failed":
             return to("recurring"), _("Open schedules")
         case "groupless" | "route":
             return to("messages", topic=problem.topic), _("Open messages")
         case "disk":
-            return to("offsets"), _("Open topics")
+            return to("offsets"), _("Open topics & offsets")
         case "long_transaction" | "relay":
             return "", ""
         case "unavailable":
             return to("changelist", database=problem.database), _("Open database")
         case _:
             return to("group", **named), _("Open group")
+
+
+def _dead_letters(dashboard: DashboardContext, problem: Problem, named: dict[str, str]) -> tuple[str, str]:
+    to = dashboard.url
+    if problem.kind != "retrying":
+        return to("deadletters", **named), _("Open dead letters")
+    if problem.task:  # Jobs that have failed are dead letters.
+        return to("deadletters", task=problem.task, **named), _("Open dead letters (task)")
+    return to("deadletters", state="retrying", key=problem.key, **named), _("Open dead letters (retrying)")
 
 
 def split(causes: Sequence[ShownCause]) -> dict[str, Sequence[ShownCause]]:

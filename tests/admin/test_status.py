@@ -6,6 +6,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from django.db import OperationalError, connection
@@ -14,11 +16,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.admin import status
-from django_mysqlqueue.admin.causes import CAUSES, SYMPTOMS
+from django_mysqlqueue.admin import pages, status
+from django_mysqlqueue.admin.causes import CAUSES, SYMPTOMS, link_of
 from django_mysqlqueue.admin.shared import SharedReads, shared
 from django_mysqlqueue.inspection import PAGES, Cause, Problem, QueueStatus
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
+from django_mysqlqueue.inspection.problem import Kind
 from django_mysqlqueue.options.backoff import Backoff
 from tests.support.dashboard import ROOT, confirm, page
 from tests.support.harness import USING, Sub, handler, sequence
@@ -117,9 +120,21 @@ def test_symptoms_beyond_fifty_are_counted(client, clock, monkeypatch):
     assert "1 more is not listed." in page(client)
 
 
+@pytest.mark.parametrize("task", [None, "shop.tasks.geocode"])
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_link_has_the_title_of_its_page(kind, task):
+    titles = {page.name: str(page.title).lower() for page in pages.PAGES}
+    dashboard = SimpleNamespace(url=lambda name, **query: name)
+    name, action = link_of(dashboard, Problem(0, kind, "", GroupRef("g", "t"), task=task))
+    assert name in ("", "changelist", "recurring") or action.partition(" (")[0] == f"Open {titles[name]}"
+
+
 @pytest.mark.parametrize(
     ("number", "action", "link"),
-    [(1, "Open message", "message/?offset="), (2, "Open errors", "deadletters/?state=retrying&group=g&topic=t")],
+    [
+        (1, "Open message", "message/?offset="),
+        (2, "Open dead letters (retrying)", "deadletters/?state=retrying&group=g&topic=t"),
+    ],
 )
 def test_failed_messages_of_a_group_lead_to_their_errors(client, clock, number, action, link):
     """There, all are retried at once. A single one leads to its own page."""

@@ -76,7 +76,7 @@ def test_a_killed_subscriber_is_seen_and_forgotten_and_another_goes_on(desk: Des
     page.get_by_role("link", name="Overview").last.click()
     found = problem(page, f"Subscriber {names[doomed.process.pid]} of")
     expect(found).to_be_visible()
-    found.get_by_role("link", name="Open subscribers").click()
+    found.get_by_role("link", name="Open in flight").click()
     expect(row.get_by_text("lost", exact=True)).to_be_visible()
     # The one that is alive cannot be forgotten.
     expect(rows.filter(has_text=names[other.process.pid]).get_by_text("live")).to_be_visible()

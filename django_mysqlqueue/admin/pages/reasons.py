@@ -97,7 +97,7 @@ def reason_step(
     text = str(TEXTS[reason.kind]) % {"offset": reason.offset, "by": reason.by, "pending": f"{MAX_PENDING:,}"}
     css = "mq-life-bad" if reason.kind in BAD else ""
     if reason.kind == "no_subscriber":
-        return Step(text, css=css, link=dashboard.url("inflight"), link_text=_("Open subscribers"))
+        return Step(text, css=css, link=dashboard.url("inflight"), link_text=_("Open in flight"))
     if reason.offset:
         return Step(text, link=dashboard.url("message", offset=reason.offset), link_text=_("Open message"))
     return Step(text, css=css)
