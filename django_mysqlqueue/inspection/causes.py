@@ -449,7 +449,7 @@ def _fine(overview: QueueOverview, notes: Sequence[Cause]) -> str:
     if not groups:
         text = _("No consumer group is registered yet.")
         return with_notes(text, notes) if notes else text
-    values = {"number": f"{groups:,}", "lag": str(total(group.waiting_messages for group in overview.groups))}
+    values = {"number": f"{groups:,}", "lag": str(overview.lag)}
     text = ngettext(
         "%(number)s consumer group, backlog %(lag)s.", "%(number)s consumer groups, backlog %(lag)s.", groups
     )

@@ -26,6 +26,7 @@ from django_mysqlqueue import metrics
 from django_mysqlqueue.options import job_queues
 from tests.app import jobs
 from tests.conftest import Clock
+from tests.support.dashboard import ROOT
 from tests.support.dashboard_figures import Estimate, Page, Shown, opened
 from tests.support.figures import KINDS, Figures, rows, true_figures
 from tests.support.incidents import INCIDENTS, charge, clock_text
@@ -127,6 +128,8 @@ def scraped(client: Client) -> Figures:
 def overview_page(client: Client) -> Figures:
     page = opened(client)
     cards = {name: Shown(text) for name, text in page.cards.items()}
+    in_banner = re.search(r" backlog (\S+)\. ", client.get(ROOT).context["banner"].status.text)
+    assert in_banner is None or in_banner[1] == cards["backlog"]
     shown = named(
         "queue",
         lag=cards["backlog"],
