@@ -414,7 +414,9 @@ def _shares(keys: Mapping[int, str | None], *offsets: Sequence[int]) -> list[Key
     """Return how many of retrying messages, of dead letters and of attempts have each key; most messages first."""
     numbers = [Counter(keys[offset] for offset in those) for those in offsets]
     found = [KeyShare(key, *(number[key] for number in numbers)) for key in {key for one in numbers for key in one}]
-    return sorted(found, key=lambda one: (-one.retrying - one.dead_letters, -one.attempts, one.key or ""))
+    return sorted(
+        found, key=lambda one: (-one.retrying - one.dead_letters, -one.attempts, one.key or "", one.key is None)
+    )
 
 
 # -- messages that wait for another attempt ---------------------------------------

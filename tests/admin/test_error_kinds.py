@@ -369,3 +369,12 @@ def test_errors_and_dead_letters_are_filtered_by_key(client):
     assert offsets(listed(client, key="a")) == [one]
     assert offsets(listed(client, key="b")) == [other]
     assert told(client, key="c") == []
+
+
+def test_an_empty_key_is_not_no_key(client):
+    fail_with(1, "no 1", key="")
+    fail_with(2, "no 2")
+    (row,) = errors(client, topic="t", kind="ValueError: no <number>").rows
+    assert {one.key for one in row.kind.keys} == {"", None}
+    keys = page(client, "deadletters", topic="t", kind="ValueError: no <number>").partition("By key, of ")[2]
+    assert re.findall(r'<th scope="row">(.*?)</th>', keys)[:2] == ["<code>''</code>", "no key"]
