@@ -258,7 +258,8 @@ def _row(
     history: Sequence[Bucket],
     now: int,
 ) -> GroupRow:
-    lately = rollups.summed([one for one in history if one.at > now - SETTLED_MINUTES * 60_000])
+    lately = [one for one in history if one.at > now - SETTLED_MINUTES * 60_000]
+    passed = rollups.summed(lately)
     drain = drain_of(group, recent, now)
     return GroupRow(
         group=group,
@@ -267,8 +268,8 @@ def _row(
         age_ms=_age_ms(group, now),
         drain=drain,
         now=now,
-        failed=0 if lately is None else lately.failures,
-        passed=Counter() if lately is None else lately.passed,
+        failed=sum(one.failures for one in lately),
+        passed=Counter() if passed is None else passed.passed,
         history=history,
     )
 

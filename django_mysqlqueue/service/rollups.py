@@ -29,6 +29,8 @@ PASSED = ("filtered", "expired", "superseded")
 """The counts of messages that were settled without a call of the handler."""
 COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *LATENCY_COLUMNS)
 SUMMED = ("entered", "entered_minutes", "acked", "failed", "dead_lettered", *PASSED)
+FAILURES = "CASE WHEN failed > dead_lettered THEN failed ELSE dead_lettered END"
+"""``Bucket.failures`` in SQL."""
 SAMPLED = ("sampled_at", "backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
 """What one subscriber per minute writes."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
@@ -146,7 +148,11 @@ class Bucket(NamedTuple):
 
     @property
     def failures(self) -> int:
-        """The number of failed attempts. The last one at a dead letter is one; a poison message has only that one."""
+        """The number of failed attempts, at least.
+
+        The last attempt at a dead letter is one of ``failed``, unless its subscriber was lost at it (a poison message),
+        or the message expired. Those are counted as far as there are more dead letters than ``failed``.
+        """
         return max(self.failed, self.dead_lettered)
 
     @property
@@ -184,14 +190,16 @@ def sums(
     """Return the sums of the rows of each topic since a time, with the highest backlog of the samples.
 
     ``grain``: ``MINUTE`` or ``HOUR``. ``length``: seconds that each sum is of, from ``moment`` on (default: one row).
-    ``by_group``: whether groups are told apart, without their latencies.
+    ``by_group``: whether groups are told apart, without their latencies, and with the sums of ``failures`` as
+    ``failed``.
     """
     group, names = ("consumer_group", SUMMED) if by_group else ("''", (*SUMMED, *LATENCY_COLUMNS))
+    added = [FAILURES if by_group and name == "failed" else name for name in names]
     at, parameters = "bucket_at", tuple[int, ...]()
     if length is not None:
         at, parameters = "bucket_at - (bucket_at - %s) %% %s", (moment, length * 1000)
     rows = session.rows(
-        f"SELECT {group}, topic, {at}, MAX(backlog), 1, {', '.join(f'SUM({name})' for name in names)} "
+        f"SELECT {group}, topic, {at}, MAX(backlog), 1, {', '.join(f'SUM({name})' for name in added)} "
         f"FROM {ROLLUPS} WHERE grain = %s AND bucket_at >= %s GROUP BY 1, 2, 3",
         (*parameters, grain, moment),
     )
