@@ -24,6 +24,8 @@ from django_mysqlqueue.sql.several import ANSWER_SECONDS
 
 UNTIL_IT_ANSWERS = {"Retry-After": "10", "Refresh": "10", "Cache-Control": "no-store"}
 """The headers of a page without the database: the browser requests it again."""
+OVERVIEW = "changelist"
+"""The name of the overview, by which the admin links to it."""
 
 if TYPE_CHECKING:
     _ModelAdmin = admin.ModelAdmin[Any]
@@ -54,18 +56,18 @@ class DashboardAdmin(_ModelAdmin):
     def get_urls(self) -> list[URLPattern]:
         prefix, show = "django_mysqlqueue_dashboard", self._bounded(require_GET(self.show))
         return [
-            path("", show, {"name": "changelist"}, name=f"{prefix}_changelist"),
+            path("", show, name=f"{prefix}_changelist"),
             path("<slug:name>/", show, name=f"{prefix}_page"),
             path("do/<slug:name>/", self._bounded(self.operate), name=f"{prefix}_do"),
         ]
 
-    def show(self, request: HttpRequest, name: str) -> HttpResponseBase:
-        """Show a page."""
+    def show(self, request: HttpRequest, name: str = "") -> HttpResponseBase:
+        """Show a page: without a name, the overview, which has no other address."""
         # Every process of a project with the admin loads its URLs: only a request loads the pages.
         from django_mysqlqueue.admin.pages import PAGES
 
-        page = next((page for page in PAGES if page.name == name), None)
-        if page is None:
+        page = next((page for page in PAGES if page.name == (name or OVERVIEW)), None)
+        if page is None or name == OVERVIEW:
             raise Http404(name)
         demand(self.has_view_permission(request) and page.may_open(request))
         return page(self._context(request), request).respond()

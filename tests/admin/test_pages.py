@@ -34,6 +34,7 @@ def test_every_page_opens_on_an_empty_queue(client, name):
 
 def test_there_are_no_other_pages(client):
     assert client.get(f"{ROOT}nosuch/").status_code == 404
+    assert client.get(f"{ROOT}changelist/").status_code == 404, "the overview has one address"
 
 
 @pytest.mark.parametrize(("tag", "names"), [("url", PLACES), ("do", OPERATIONS), ("action", OPERATIONS)])
