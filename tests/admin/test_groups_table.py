@@ -80,6 +80,7 @@ def test_the_last_hour_of_backlog_and_failures(db, client):
     backlogs, failures = re.findall(r'mq-spark[^>]*aria-label="([^"]*)".*?<polyline[^>]*points="([^"]*)"', page(client))
     assert backlogs == ("Backlog in the last hour", "0.0,6.4 120.0,2.0")
     assert failures[0] == "Failed attempts in the last hour"
+    assert "Groups <small>charts: the last hour, scaled by row</small>" in page(client)
     assert len(failures[1].split()) == 12
 
 
