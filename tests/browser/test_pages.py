@@ -498,6 +498,10 @@ def test_a_hidden_tab_asks_nothing(desk: Desk, live, queue: Sub):
     assert len(asked) == 2
 
 
+BEFORE = "one => getComputedStyle(one, '::before').content"
+SIZE = "one => parseFloat(getComputedStyle(one).fontSize)"
+
+
 def is_old(page: Page, reason: str) -> None:
     """All says that the page is old, and from when: the banner, the tab, and what was there, which is still there."""
     at = page.locator("#mq-live").get_attribute("data-at")
@@ -506,6 +510,8 @@ def is_old(page: Page, reason: str) -> None:
     assert page.title().startswith(f"As of {at} \u00b7 Dashboard")
     assert (page.locator("#mq-icon").get_attribute("href") or "").endswith("stale.svg")
     assert page.locator("#mq-live").evaluate("one => getComputedStyle(one).filter") == "grayscale(1)"
+    assert page.locator("#mq-status").evaluate(BEFORE) == '"Last known state: "'
+    assert page.locator("#mq-status").evaluate(SIZE) < page.locator("#mq-old h2").evaluate(SIZE)
     expect(card(page, "scheduled")).to_have_text("1")
 
 
@@ -516,6 +522,7 @@ def is_new(page: Page) -> None:
     assert page.title().startswith(f"{state} \u00b7 Dashboard")
     assert (page.locator("#mq-icon").get_attribute("href") or "").endswith(f"{state.lower()}.svg")
     assert page.locator("#mq-live").evaluate("one => getComputedStyle(one).filter") == "none"
+    assert page.locator("#mq-status").evaluate(BEFORE) == "none"
 
 
 def test_a_server_that_is_gone_and_comes_back(desk: Desk, live, site: Site, queue: Sub):
