@@ -276,7 +276,7 @@ def _standing(
 def _before(session: Session, ref: GroupRef, entry: LogMessage, cursor: int, most: int) -> Count:
     """Count the unsettled messages before one in its partition, including those for other groups."""
     ranges = {entry.key: (cursor, entry.offset - 1)}
-    unclaimed = log.count_between(session, ref.topic, ranges, most + 1)[entry.key]
+    unclaimed = log.count_between(session, ref.topic, ranges, most + 1)
     looked, claimed = session.one(
         f"SELECT COUNT(*), SUM(CASE WHEN w.acked = %s THEN 1 ELSE 0 END) FROM (SELECT acked FROM {STATE}"
         f"{session.dialect.force_index('PRIMARY')} WHERE consumer_group = %s AND topic = %s AND partition_key = %s "

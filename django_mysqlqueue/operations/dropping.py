@@ -71,7 +71,7 @@ def drop_group(
             return result_of(DropResult, DROP, changed, text % {"ref": ref}, dry_run=False, group=group, topic=topic)
         session = Session(alias)
         found = seeking.preview(alias, ref, seeking.position_of(alias, "latest"))
-        kept, in_time = retention.held_back_by(session, ref, most=COUNTED, seconds=LIMITS.seconds)
+        kept, in_time = retention.held_back_by(session, ref, most=COUNTED, rows=LIMITS.rows, seconds=LIMITS.seconds)
         found = dataclasses.replace(found, exact=found.exact and in_time)
         live = heartbeats.live(session, [ref], int(get_settings().lease_duration * 1000))[ref]
         failed = DeadLetterFilter(dlq_topic(ref.topic), group=ref.group)

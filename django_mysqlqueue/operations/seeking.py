@@ -28,7 +28,17 @@ from django_mysqlqueue.operations.declaring import How, operating
 from django_mysqlqueue.operations.limits import COUNTED, LIMITS, OperationLimits
 from django_mysqlqueue.operations.lookups import group_of
 from django_mysqlqueue.operations.results import SeekResult, ends_keys, result_of
-from django_mysqlqueue.service import audit, coalescing, groups, job_messages, job_results, log, partitions, watermarks
+from django_mysqlqueue.service import (
+    audit,
+    coalescing,
+    groups,
+    job_messages,
+    job_results,
+    log,
+    partitions,
+    unclaimed,
+    watermarks,
+)
 from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.connection import apart
@@ -203,8 +213,11 @@ def preview(using: str, ref: GroupRef, position: Position, limits: OperationLimi
     registered = groups.find(using, ref)
     if registered is None:
         raise OperationRefused(groups.no_group_text(ref))
-    # Counts twice as far, since messages settled above the watermark are subtracted afterwards.
-    replayed, skipped = _Counter(session, ref, limits), _Counter(session, ref, limits, twice=True)
+    settled_behind = _settled(session, ref, position.offset, above=True, most=limits.counted)
+    settled_before = _settled(session, ref, position.offset, above=False, most=limits.counted)
+    replayed = _Counter(session, ref, limits, limits.counted - settled_behind)
+    # Messages settled above the watermark are subtracted afterwards.
+    skipped = _Counter(session, ref, limits, limits.counted + settled_before)
     after, whole = None, False
     began = clock.monotonic()
     while not whole and not (replayed.ended and skipped.ended):
@@ -212,13 +225,10 @@ def preview(using: str, ref: GroupRef, position: Position, limits: OperationLimi
             replayed.stopped = skipped.stopped = True
             break
         ends, whole = partitions.last_offsets(session, ref.topic, limit=limits.rows, after=after)
-        keys = sorted(ends)
-        after = keys[-1] if keys else None
-        acked = dict.fromkeys(keys, registered.start_offset) | _watermarks(session, ref, keys)
-        replayed.count({key: (position.offset, mark) for key, mark in acked.items() if mark > position.offset})
-        skipped.count({key: (mark, position.offset) for key, mark in acked.items() if mark < position.offset})
-    settled_behind = _settled(session, ref, position.offset, above=True, most=limits.counted)
-    settled_before = _settled(session, ref, position.offset, above=False, most=limits.counted)
+        after = max(ends, default=None)
+        acked = unclaimed.watermarks(session, ref, ends, registered.start_offset)
+        replayed.count({key: (position.offset, min(acked[key], end)) for key, end in ends.items()})
+        skipped.count({key: (acked[key], min(position.offset, end)) for key, end in ends.items()})
     again = min(replayed.found + settled_behind, limits.counted)
     never = min(max(0, skipped.found - settled_before), limits.counted)
     exact = not (replayed.stopped and again < limits.counted) and not (skipped.stopped and never < limits.counted)
@@ -228,11 +238,11 @@ def preview(using: str, ref: GroupRef, position: Position, limits: OperationLimi
 class _Counter:
     """Counts a group's messages in ranges of partitions; no read begins after ``OperationLimits.read`` rows."""
 
-    def __init__(self, session: Session, ref: GroupRef, limits: OperationLimits, *, twice: bool = False) -> None:
+    def __init__(self, session: Session, ref: GroupRef, limits: OperationLimits, most: int) -> None:
         self._session = session
         self._ref = ref
         self._limits = limits
-        self._most = limits.counted * (2 if twice else 1)
+        self._most = most
         self._read = 0
         self.found = 0
         self.stopped = False
@@ -245,7 +255,7 @@ class _Counter:
 
     def count(self, ranges: Mapping[str, tuple[int, int]]) -> None:
         """Count the messages in some ranges."""
-        items = [(key, above, upto) for key, (above, upto) in sorted(ranges.items())]
+        items = [(key, above, upto) for key, (above, upto) in sorted(ranges.items()) if above < upto]
         for piece in pieces(items, UNION_TERMS):
             # Count long ones one by one, so that together they cost no more than what is left.
             for one in self._look(piece, self._limits.read_first):
@@ -274,11 +284,6 @@ class _Counter:
             self._read += int(read)
             self.found += int(own)
         return [(key, int(last), ends[key]) for key, read, _own, last in rows if read == limit and last < ends[key]]
-
-
-def _watermarks(session: Session, ref: GroupRef, keys: list[str]) -> dict[str, int]:
-    joins = f"{session.dialect.join_to(OFFSETS, 's')} ON {watermarks.BY_KEY}"
-    return dict(session.joined("SELECT s.partition_key, s.offset_acked", "k", keys, joins, after=ref))
 
 
 def _settled(session: Session, ref: GroupRef, offset: int, *, above: bool, most: int) -> int:

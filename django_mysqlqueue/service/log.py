@@ -14,7 +14,7 @@ from django_mysqlqueue.options import job_queues
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import messages, partitions
 from django_mysqlqueue.service.databases import queue_alias
-from django_mysqlqueue.sql.session import Session
+from django_mysqlqueue.sql.session import UNION_TERMS, Session, pieces
 
 PUBLISHED_ID = "CASE WHEN m.original_id = '' THEN m.id ELSE m.original_id END"
 """SQL, with the log as ``m``, for the id that ``publish`` returned. Dead letters and redriven messages have others."""
@@ -146,12 +146,24 @@ def newest(session: Session, topic: str) -> dict[str, int]:
     return {key: int(offset) for key, offset in sorted(rows, key=lambda row: row[1])}
 
 
-def count_between(session: Session, topic: str, ranges: Mapping[str, tuple[int, int]], most: int) -> dict[str, int]:
-    """Count messages of the log between two offsets, by partition. Only the counted entries of the index are read."""
+def count_between(session: Session, topic: str, ranges: Mapping[str, tuple[int, int]], most: int) -> int:
+    """Count messages of the log between two offsets of partitions, up to ``most`` in all.
+
+    Only the counted entries of the index are read: partitions with many messages again, up to a higher number.
+    """
     one = (
         f"SELECT %s AS k, COUNT(*) AS n FROM (SELECT 1 FROM {LOG}"
         f"{session.dialect.force_index('queue_messages_partition')} "
         "WHERE topic = %s AND partition_key = %s AND `offset` > %s AND `offset` <= %s LIMIT %s) m"
     )
-    parameters = [(key, topic, key, above, upto, most) for key, (above, upto) in sorted(ranges.items())]
-    return dict(session.each(one, parameters))
+    number = 0
+    for piece in pieces(sorted(ranges), UNION_TERMS):
+        keys = piece
+        while keys:
+            limit = (most - number) // len(keys) + 1
+            counts = dict(session.each(one, [(key, topic, key, *ranges[key], limit) for key in keys]))
+            if number + sum(counts.values()) >= most:
+                return most
+            keys = [key for key in keys if counts[key] == limit]
+            number += sum(count for count in counts.values() if count < limit)
+    return number

@@ -13,7 +13,7 @@ from django_mysqlqueue.models import (
 )
 from django_mysqlqueue.names.rules import relay_target, relayed_from
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.service import log, partitions, relaying, watermarks
+from django_mysqlqueue.service import log, partitions, relaying, unclaimed, watermarks
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
 from django_mysqlqueue.sql.session import Session, flat, last_row, run
@@ -123,7 +123,7 @@ def _next_partitions(session: Session, place: Checkpoint, most: int) -> tuple[st
     return (topic, keys) if keys else None
 
 
-def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | None = None) -> dict[str, int] | None:
+def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | None:
     """Return the lowest watermark of all registered groups in each partition, or None if the topic has no group.
 
     For a group without an offsets row in a partition, its start offset counts: a group that is being deployed must
@@ -131,15 +131,7 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     """
     if (target := relay_target(topic)) is not None:
         return dict.fromkeys(keys, relaying.watermark(session, target).read_offset)
-    starts: dict[str, int] = dict(
-        # ``whole``: a group that is missing from the answer would lose messages.
-        session.whole(
-            f"SELECT consumer_group, start_offset FROM {GROUPS} WHERE topic = %s{last_row(2)}",
-            (topic,),
-        )
-    )
-    if leaving_out is not None:
-        starts.pop(leaving_out, None)
+    starts = _starts(session, topic)
     if not starts:
         return None
     acked: dict[str, dict[str, int]] = {key: {} for key in keys}
@@ -151,26 +143,40 @@ def floors(session: Session, topic: str, keys: list[str], *, leaving_out: str | 
     return {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
 
 
-def held_back_by(session: Session, ref: GroupRef, *, most: int, seconds: float) -> tuple[int, bool]:
+def _starts(session: Session, topic: str) -> dict[str, int]:
+    """Return the start offsets of all registered groups of a topic."""
+    # ``whole``: a group that is missing from the answer would lose messages.
+    rows = session.whole(f"SELECT consumer_group, start_offset FROM {GROUPS} WHERE topic = %s{last_row(2)}", (topic,))
+    return dict(rows)
+
+
+def held_back_by(session: Session, ref: GroupRef, *, most: int, rows: int, seconds: float) -> tuple[int, bool]:
     """Return how many messages of a topic GC keeps only for this group, at most ``most``, and whether time sufficed.
 
     If the group is dropped, GC may delete them when their retention has expired.
 
-    ``seconds``: after this time, no further partitions are read, apart from the first ``STEP.partitions``.
+    ``seconds``: after this time, no further partitions are read, apart from the first ``rows``.
     """
-    held = 0
-    after: str | None = None
+    starts = _starts(session, ref.topic)
+    own = starts.pop(ref.group, None)
+    if own is None or relay_target(ref.topic) is not None:
+        return 0, True
+    held, after, whole = 0, None, False
     began = time.monotonic()
-    while held < most and (keys := partitions.in_log(session, ref.topic, after=after, limit=STEP.partitions)):
+    while held < most and not whole:
         if after is not None and time.monotonic() - began > seconds:
             return held, False
-        after = keys[-1]
-        present = floors(session, ref.topic, keys) or {}
-        without = floors(session, ref.topic, keys, leaving_out=ref.group)
-        ranges = {key: (present.get(key, 0), NO_FLOOR if without is None else without[key]) for key in keys}
-        behind = {key: place for key, place in ranges.items() if place[0] < place[1]}
-        held += sum(log.count_between(session, ref.topic, behind, most).values())
-    return min(held, most), True
+        ends, whole = partitions.last_offsets(session, ref.topic, limit=rows, after=after)
+        after = max(ends, default=None)
+        acked = unclaimed.watermarks(session, ref, ends, own)
+        ranges = {key: (acked[key], end) for key, end in ends.items() if acked[key] < end}
+        for group, start in starts.items():
+            if not ranges:
+                break
+            acked = unclaimed.watermarks(session, GroupRef(group, ref.topic), ends, start)
+            ranges = {key: (low, min(end, acked[key])) for key, (low, end) in ranges.items() if low < acked[key]}
+        held += log.count_between(session, ref.topic, ranges, most - held)
+    return held, True
 
 
 def archived_offset(session: Session) -> int:

@@ -41,6 +41,15 @@ def many_positions(session: Session, ref: GroupRef, keys: Collection[str], most:
     return found
 
 
+def watermarks(session: Session, ref: GroupRef, keys: Collection[str], start: int) -> dict[str, int]:
+    """Return a group's watermark in partitions that are next to each other in the log.
+
+    ``start``: that of partitions that it has not read yet.
+    """
+    found = many_positions(session, ref, keys, len(keys))
+    return {key: found[key][0] if key in found else start for key in keys}
+
+
 class Counted(NamedTuple):
     """Messages of a partition that a group has not claimed."""
 

@@ -581,14 +581,33 @@ def test_a_preview_of_a_drop_of_very_many_partitions_says_where_counting_stopped
     publish_many("t", [Message(n, key=key) for n in range(2) for key in "abc"])
     sequence()
     Sub(handler())
-    monkeypatch.setattr(retention, "STEP", retention.StepLimits(partitions=1))
-    assert retention.held_back_by(Session(USING), REF, most=9, seconds=60) == (6, True)
-    assert retention.held_back_by(Session(USING), REF, most=3, seconds=60) == (3, True)
-    assert retention.held_back_by(Session(USING), REF, most=9, seconds=0) == (2, False)
-    monkeypatch.setattr(dropping, "LIMITS", OperationLimits(seconds=0))
+    assert retention.held_back_by(Session(USING), REF, most=9, rows=1, seconds=60) == (6, True)
+    assert retention.held_back_by(Session(USING), REF, most=3, rows=1, seconds=60) == (3, True)
+    assert retention.held_back_by(Session(USING), REF, most=9, rows=1, seconds=0) == (2, False)
+    monkeypatch.setattr(dropping, "LIMITS", OperationLimits(rows=1, seconds=0))
     found = operations.drop_group(*REF, actor="ada", dry_run=True)
     assert (found.unsettled, found.kept_for_it_alone) == (6, 2)
     assert "Counting stopped at its limit of messages or time: the numbers may be higher." in found.warnings
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_a_preview_of_a_drop_counts_what_no_other_group_keeps(db, most):
+    publish_many("t", [Message(n, key=key) for key, number in (("a", 9), ("b", 4), ("c", 2)) for n in range(number)])
+    sequence()
+    offsets = {
+        key: list(QueueMessage.objects.filter(partition_key=key).values_list("offset", flat=True)) for key in "abc"
+    }
+    Sub(handler())
+    assert retention.held_back_by(Session(USING), REF, most=20, rows=2, seconds=60) == (15, True)
+    Sub(handler(group="h"))
+    assert retention.held_back_by(Session(USING), REF, most=20, rows=2, seconds=60) == (0, True)
+    for group, key, passed in (("g", "a", 2), ("h", "a", 7), ("h", "b", 1), ("g", "c", 1)):
+        place = offsets[key][passed - 1]
+        ConsumerOffset.objects.create(
+            consumer_group=group, topic="t", partition_key=key, offset_acked=place, offset_claimed=place
+        )
+    held = retention.held_back_by(Session(USING), REF, most=most, rows=2, seconds=60)
+    assert held == (min(most, 5 + 1), True)
 
 
 def test_a_preview_of_a_drop_counts(db):

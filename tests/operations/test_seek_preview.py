@@ -11,6 +11,7 @@ from django_mysqlqueue.operations.seeking import Position
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler
 from tests.support.internals import partitions
+from tests.support.recorded_statements import recorded
 from tests.support.scenarios import G, log, offsets_of
 
 
@@ -79,6 +80,20 @@ def test_the_preview_reads_a_part_of_very_many_partitions_and_says_so(db):
         end, 0, 20, exact=False
     )
     assert seeking.preview(USING, G, end, OperationLimits(rows=2, seconds=60)) == seeking.Preview(end, 0, 60)
+
+
+def test_the_preview_counts_in_partitions_with_something_to_count_only(db):
+    offsets = log(60, "abcdef")
+    Sub(handler())
+    for key, acked in zip("abcdef", [*offsets[-6:-1], 0], strict=True):
+        ConsumerOffset.objects.create(
+            consumer_group="g", topic="t", partition_key=key, offset_acked=acked, offset_claimed=acked
+        )
+    with recorded() as recorder:
+        found = seeking.preview(USING, G, seeking.position_of(USING, "latest"))
+    assert (found.replayed, found.skipped) == (0, 10)
+    (counted,) = [one.sql for one in recorder.sent if "COUNT(CASE" in one.sql]
+    assert counted.count("COUNT(CASE") == 1
 
 
 def test_the_preview_ends_when_both_counts_have_ended(db, monkeypatch):
