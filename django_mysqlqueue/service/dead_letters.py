@@ -16,7 +16,7 @@ from django_mysqlqueue.service.messages import cut_error
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
 from django_mysqlqueue.sql.base import lane_partition
-from django_mysqlqueue.sql.session import Session, flat, pieces
+from django_mysqlqueue.sql.session import Session, flat, matches, pieces
 
 
 class FailedDelivery(NamedTuple):
@@ -142,41 +142,43 @@ def matching_offsets(session: Session, chosen: DeadLetterFilter, *, size: int) -
     This reads the topic's rows along the index. It does not see rows that are added before the place that it has
     reached. For each query, there is one list, which may be empty.
     """
-    condition, parameters = chosen.condition()
     if chosen.offsets is not None:
+        condition, parameters = chosen.condition()
         for piece in pieces(sorted(set(chosen.offsets)), size):
             join = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND m.topic = %s AND {condition}"
             found = session.joined("SELECT m.`offset`", "o", piece, join, after=(chosen.topic, *parameters))
             yield sorted(flat(found))
         return
-    for places in _places(session, chosen, size):
-        join = f"{session.dialect.join_to(LOG, 'm')} ON m.`offset` = v.o AND {condition}"
-        matching = set(flat(session.joined("SELECT m.`offset`", "o", places, join, after=parameters)))
-        yield [offset for offset in places if offset in matching]
+    for rows in _rows(session, chosen, size):
+        yield [offset for _, offset, is_match in rows if is_match]
 
 
-def _places(session: Session, chosen: DeadLetterFilter, size: int) -> Iterator[list[int]]:
-    """Yield the offsets of a DLQ topic in pages, or those of the partitions of a key in it."""
-    source = f"SELECT partition_key, `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')}"
-    of_one = f"{source} WHERE topic = %s AND partition_key = %s AND `offset` > %s ORDER BY `offset` LIMIT %s"
+def _rows(session: Session, chosen: DeadLetterFilter, size: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield key, offset and whether it matches of a DLQ topic in pages, or those of the partitions of a key in it."""
+    condition, parameters = chosen.condition()
+    source = (
+        f"SELECT m.partition_key, m.`offset`, {matches(condition)} "
+        f"FROM {LOG} m{session.dialect.force_index('queue_messages_partition')} WHERE m.topic = %s"
+    )
+    of_one = f"{source} AND m.partition_key = %s AND m.`offset` > %s ORDER BY m.`offset` LIMIT %s"
     if chosen.key is not None:
         for key in partitions.among(session, chosen.topic, partitions.of_key(chosen.topic, chosen.key)):
             above = -1
-            while looked := session.rows(of_one, (chosen.topic, key, above, size)):
-                above = looked[-1][1]
-                yield [offset for _, offset in looked]
+            while rows := session.rows(of_one, (*parameters, chosen.topic, key, above, size)):
+                above = rows[-1][1]
+                yield rows
         return
     key, above = "", -1
     while True:
         # First the rest of this partition, then the next ones: two ranges of the index, each read in its order.
-        looked = session.rows(of_one, (chosen.topic, key, above, size)) or session.rows(
-            f"{source} WHERE topic = %s AND partition_key > %s ORDER BY partition_key, `offset` LIMIT %s",
-            (chosen.topic, key, size),
+        rows = session.rows(of_one, (*parameters, chosen.topic, key, above, size)) or session.rows(
+            f"{source} AND m.partition_key > %s ORDER BY m.partition_key, m.`offset` LIMIT %s",
+            (*parameters, chosen.topic, key, size),
         )
-        if not looked:
+        if not rows:
             return
-        key, above = looked[-1]
-        yield [offset for _, offset in looked]
+        key, above, _ = rows[-1]
+        yield rows
 
 
 def failed_groups(session: Session, topic: str) -> set[str]:
