@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from django_mysqlqueue.db.tables import LOG, STATE
@@ -14,6 +15,9 @@ from django_mysqlqueue.sql.session import Session, flat
 
 JUMPS = ("for group-by", "skip scan for grouping")
 """Texts of plans that jump from key to key, in the formats TRADITIONAL and TREE of ``EXPLAIN``."""
+PROBED, SHORT = 100, 10_000
+"""Number of messages that are read first, and maximum number of those that are read instead if these are of many
+partitions: then reading on costs less than jumping."""
 ROWS = (4, 20)
 """Maximum numbers of messages for each partition that is wanted, if the server does not jump: those that are read
 first, and those that are read then if the partitions are short. Together they are as many as the servers read before
@@ -72,20 +76,35 @@ def last_offsets(
 ) -> tuple[dict[str, int], bool]:
     """Return the last offsets of a topic's next partitions in the log, in order of key, and whether these are all.
 
-    Both servers jump along the index from partition to partition, but only if their statistics of the whole log say
-    that a partition has 10 to 24 messages or more. If another topic has very many short ones, they would read all
-    messages of this topic. So they are asked for their plan. If they do not jump, a limited number of messages is read
-    (``ROWS``), and then some partitions one by one (``MORE``). So fewer than ``limit`` partitions may be returned
-    although there are more; the last one of them is where to continue.
+    First, some messages are read (``PROBED``, ``SHORT``). Beyond them, both servers jump along the index from partition
+    to partition, but only if their statistics of the whole log say that a partition has 10 to 24 messages or more. If
+    another topic has very many short ones, they would read all messages of this topic. So they are asked for their
+    plan. If they do not jump, a limited number of messages is read (``ROWS``), and then some partitions one by one
+    (``MORE``). So fewer than ``limit`` partitions may be returned although there are more; the last one of them is
+    where to continue.
 
     ``after``: the partition after which to continue; None: from the start. ``since``: the first partition, if ``after``
     is None.
     """
     above, place = _beyond(after, since)
-    sql, parameters = _grouped(session, topic, above, place, limit + 1)
-    if _jumps(session.rows(f"EXPLAIN {sql}", parameters)):
-        return _cut({key: int(last) for key, last in session.rows(sql, parameters)}, limit)
     found: dict[str, int] = {}
+    for most in (PROBED, min(limit + 1, SHORT)):
+        read = session.rows(
+            f"SELECT partition_key, `offset` FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
+            f"WHERE topic = %s{above} ORDER BY partition_key, `offset` LIMIT %s",
+            (topic, *place, most),
+        )
+        found = dict(read)
+        if len(read) < most or len(found) > limit:
+            return _cut(found, limit)
+        if 2 * len(found) < PROBED:
+            break
+    del found[read[-1][0]]  # It may have further messages.
+    if found:
+        above, place = _beyond(None, read[-1][0])
+    sql, parameters = _grouped(session, topic, above, place, limit + 1 - len(found))
+    if _jumps(session.rows(f"EXPLAIN {sql}", parameters)):
+        return _cut(found | dict(session.rows(sql, parameters)), limit)
     for rows in ROWS:
         end = session.row(
             f"SELECT partition_key FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
@@ -100,7 +119,7 @@ def last_offsets(
             f"WHERE topic = %s{above} GROUP BY partition_key ORDER BY partition_key LIMIT %s",
             (topic, *place, limit + 1 - len(found)),
         )
-        found |= {key: int(last) for key, last in read}
+        found |= dict(read)
         if end is None or len(found) > limit:
             return _cut(found, limit)
         above, place = _beyond(None, end[0])
@@ -115,10 +134,7 @@ def last_offsets(
 
 
 def _cut(found: dict[str, int], limit: int) -> tuple[dict[str, int], bool]:
-    if len(found) <= limit:
-        return found, True
-    del found[max(found)]
-    return found, False
+    return dict(islice(found.items(), limit)), len(found) <= limit
 
 
 def _grouped(

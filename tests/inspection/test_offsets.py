@@ -261,6 +261,8 @@ def test_of_very_many_partitions_the_first_and_the_newest_are_compared(monkeypat
 def test_a_survey_whose_read_ends_early(monkeypatch):
     """As if the server did not jump from key to key, because other topics have short partitions."""
     monkeypatch.setattr("tests.support.internals.partitions.JUMPS", ())
+    monkeypatch.setattr("tests.support.internals.partitions.PROBED", 1)
+    monkeypatch.setattr("tests.support.internals.partitions.SHORT", 1)
     monkeypatch.setattr("tests.support.internals.partitions.ROWS", (4,))
     monkeypatch.setattr("tests.support.internals.partitions.MORE", 1)
     monkeypatch.setattr("tests.support.internals.log.NEWEST", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection, models
+from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue.models import ConsumerOffset, DeliveryState, QueueMessage
 from tests.support.harness import USING, Sub, handler
@@ -36,13 +37,21 @@ def ends(topic="t"):
     return dict(sorted(found, key=lambda row: row[0].encode()))
 
 
+@pytest.fixture
+def probed(request, monkeypatch):
+    """The number of messages that are read first, and of those that are read then; by default, they do not matter."""
+    for name, value in zip(("PROBED", "SHORT"), getattr(request, "param", (1, 1)), strict=True):
+        monkeypatch.setattr(partitions, name, value)
+
+
 @pytest.fixture(params=[True, False])
-def jumps(request, monkeypatch):
+def jumps(request, monkeypatch, probed):
     """Whether the server is taken to jump from key to key."""
     monkeypatch.setattr(partitions, "_jumps", lambda *_: request.param)
     return request.param
 
 
+@pytest.mark.parametrize("probed", [(1, 1), (2, 4), (9, 1), (70, 1), (100, 1)], indirect=True)
 @pytest.mark.parametrize("more", [1, 2, 500])
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 100])
 def test_each_partition_is_returned_once_with_its_last_offset(jumps, monkeypatch, limit, more):
@@ -73,7 +82,7 @@ def test_from_a_partition_on(jumps):
     assert partitions.last_offsets(session, "t", limit=9, since="f") == ({key: expected[key] for key in "é😀"}, True)
 
 
-def test_a_read_of_long_partitions_ends_early(monkeypatch):
+def test_a_read_of_long_partitions_ends_early(monkeypatch, probed):
     monkeypatch.setattr(partitions, "_jumps", lambda *_: False)
     monkeypatch.setattr(partitions, "ROWS", (1, 3))
     monkeypatch.setattr(partitions, "MORE", 1)
@@ -86,7 +95,7 @@ def test_a_read_of_long_partitions_ends_early(monkeypatch):
     assert partitions.last_offsets(session, "t", limit=6) == (expected, True)
 
 
-def test_a_read_of_short_partitions_continues(monkeypatch):
+def test_a_read_of_short_partitions_continues(monkeypatch, probed):
     monkeypatch.setattr(partitions, "_jumps", lambda *_: False)
     monkeypatch.setattr(partitions, "ROWS", (2, 3))
     monkeypatch.setattr(partitions, "MORE", 1)
@@ -96,7 +105,7 @@ def test_a_read_of_short_partitions_continues(monkeypatch):
     assert partitions.last_offsets(session, "t", limit=8) == ({key: expected[key] for key in "abcdefgh"}, False)
 
 
-def test_a_read_continues_after_partitions_that_are_collected_meanwhile(monkeypatch):
+def test_a_read_continues_after_partitions_that_are_collected_meanwhile(monkeypatch, probed):
     monkeypatch.setattr(partitions, "_jumps", lambda *_: False)
     monkeypatch.setattr(partitions, "ROWS", (1, 1))
     monkeypatch.setattr(partitions, "MORE", 1)
@@ -111,6 +120,19 @@ def test_a_read_continues_after_partitions_that_are_collected_meanwhile(monkeypa
     session = Session(USING)
     assert partitions.last_offsets(session, "t", limit=1) == ({"b": expected["b"]}, False)
     assert partitions.last_offsets(session, "t", limit=2) == ({key: expected[key] for key in "bc"}, True)
+
+
+@pytest.mark.promise("Cost")
+@pytest.mark.parametrize("probed", [(4, 100)], indirect=True)
+@pytest.mark.parametrize(("limit", "reads"), [(3, 1), (6, 2), (20, 2)])
+def test_short_partitions_are_read_along_the_index(monkeypatch, probed, limit, reads):
+    monkeypatch.setattr(partitions, "_jumps", lambda *_: pytest.fail("the server need not be asked"))
+    log(dict.fromkeys("abcdefghijkl", 1))
+    expected = list(ends().items())
+    with CaptureQueriesContext(connection) as captured:
+        found, whole = partitions.last_offsets(Session(USING), "t", limit=limit)
+    assert (list(found.items()), whole) == (expected[:limit], limit == 20)
+    assert len(captured) == reads
 
 
 def test_all_partitions_or_none(jumps):
