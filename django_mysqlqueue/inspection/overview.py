@@ -486,8 +486,8 @@ class _GroupReader:
         session, bounds, most = self._session, self._bounds, self._bounds.count
         last, whole = self._ends.of(ref.topic)
         read = of_partitions.many_positions(session, ref, last, self._ends.most)
-        places = {key: claimed for key, (_, claimed) in read.items()}
-        behind = sorted((places.get(key, offset), key) for key, end in last.items() if end > places.get(key, offset))
+        new = (offset, offset)
+        behind = sorted((position, key) for key, end in last.items() if end > (position := read.get(key, new)[1]))
         number = 0
         found: dict[str, tuple[int, int]] = {}
         with self._share() as is_over:
@@ -497,12 +497,13 @@ class _GroupReader:
                     whole = False
                     break
                 piece = behind[start : start + bounds.piece]
+                claimed = {key: position for position, key in piece}
                 for key, counted in of_partitions.count(session, ref, piece, depth=bounds.depth).items():
                     in_partition = counted.number
                     if in_partition == bounds.depth and number <= most:
                         # Count long ones one by one, so that together they cost no more than the limit.
                         depth = max(bounds.depth, most + 1 - number)
-                        alone = of_partitions.count(session, ref, [(places.get(key, offset), key)], depth=depth)
+                        alone = of_partitions.count(session, ref, [(claimed[key], key)], depth=depth)
                         in_partition = alone[key].number if key in alone else 0
                     found[key] = (counted.first, in_partition)
                     number += in_partition

@@ -35,7 +35,7 @@ def many_positions(session: Session, ref: GroupRef, keys: Collection[str], most:
         "WHERE consumer_group = %s AND topic = %s AND partition_key >= %s ORDER BY partition_key LIMIT %s",
         (*ref, min(keys), most + 1),
     )
-    found = {key: (int(acked), int(claimed)) for key, acked, claimed in rows}
+    found = {key: (acked, claimed) for key, acked, claimed in rows}
     if len(rows) > most:
         found |= positions(session, ref, [key for key in keys if key not in found])
     return found
