@@ -11,6 +11,7 @@ from django.utils.translation import ngettext
 from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.inspection import (
     Bounds,
+    QueueOverview,
     QueueStatus,
     StallTimes,
     find_problems,
@@ -20,16 +21,24 @@ from django_mysqlqueue.inspection.causes import QueueState, state_of, with_notes
 from django_mysqlqueue.inspection.trends import with_samples
 
 
+def read_overview(using: str, bounds: Bounds) -> QueueOverview:
+    """Read the groups of a database, or return what another request has read within two seconds."""
+    return shared.get(
+        ("overview", using, bounds, *_reader()), lambda: with_samples(get_overview(using=using, bounds=bounds))
+    )
+
+
 def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> QueueState:
     """Read the state of a database, or return what another request has read within two seconds."""
+    found = read_overview(using, bounds)
+    # With the time of the overview: what was found in an earlier one is not of this one.
+    key = ("state", using, bounds, stall_times, *_reader(), found.now)
+    return shared.get(key, lambda: state_of(found, find_problems(found, stall_times=stall_times)))
 
-    def read() -> QueueState:
-        found = with_samples(get_overview(using=using, bounds=bounds))
-        return state_of(found, find_problems(found, stall_times=stall_times))
 
-    # Texts of problems are in the reader's language and time zone.
-    where = (translation.get_language(), timezone.get_current_timezone_name())
-    return shared.get(("overview", using, bounds, stall_times, *where), read)
+def _reader() -> tuple[str | None, str]:
+    """Return the language and the time zone in which texts are read."""
+    return translation.get_language(), timezone.get_current_timezone_name()
 
 
 def worst(found: Mapping[str, QueueStatus]) -> tuple[str, QueueStatus]:

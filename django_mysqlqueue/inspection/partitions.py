@@ -17,7 +17,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import waiting_since
 from django_mysqlqueue.service.log import newest
 from django_mysqlqueue.service.losses import HELD_BY
-from django_mysqlqueue.service.partitions import ends, in_log, last_offsets
+from django_mysqlqueue.service.partitions import ends, last_offsets
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.unclaimed import many_positions, positions
 from django_mysqlqueue.sql.session import Session, built
@@ -133,9 +133,13 @@ def keys(
         (*parameters, limit),
     )
     found = {key for (key,) in rows}
-    if owner is None:
-        found.update(in_log(session, ref.topic, after=last, since=prefix, limit=limit))
-    return [key for key in sorted(found)[:limit] if key.startswith(prefix)]
+    in_log: dict[str, int] = {}
+    whole = owner is not None
+    while not whole and len(in_log) < limit:
+        read, whole = last_offsets(session, ref.topic, after=last, since=prefix, limit=limit - len(in_log))
+        in_log |= read
+        last = max(read, default=last)
+    return [key for key in sorted(found.union(in_log))[:limit] if key.startswith(prefix)]
 
 
 def at(session: Session, group: _ReadingGroup, keys: Sequence[str], *, bounds: Bounds = PAGES) -> list[Partition]:

@@ -19,7 +19,7 @@ from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.admin import pages, status
 from django_mysqlqueue.admin.causes import CAUSES, SYMPTOMS, link_of
 from django_mysqlqueue.admin.shared import SharedReads, shared
-from django_mysqlqueue.inspection import PAGES, Cause, Problem, QueueStatus
+from django_mysqlqueue.inspection import PAGES, Cause, Problem, QueueStatus, find_problems, get_overview
 from django_mysqlqueue.inspection.bounds import STALL_TIMES
 from django_mysqlqueue.inspection.problem import Kind
 from django_mysqlqueue.options.backoff import Backoff
@@ -193,20 +193,53 @@ def test_ten_viewers_read_the_state_once(client, monkeypatch, sharing, clock):
 
 
 def test_what_is_shared_is_that_of_one_database_language_and_zone(monkeypatch, sharing):
-    def named(**options):
-        return options["using"], translation.get_language(), timezone.get_current_timezone_name()
+    def where():
+        return translation.get_language(), timezone.get_current_timezone_name()
 
-    monkeypatch.setattr(status, "get_overview", named)
+    monkeypatch.setattr(
+        status, "get_overview", lambda **options: SimpleNamespace(of=(options["using"], *where()), now=1)
+    )
     monkeypatch.setattr(status, "with_samples", lambda overview: overview)
-    monkeypatch.setattr(status, "find_problems", lambda overview, **_: [])
-    monkeypatch.setattr(status, "state_of", lambda overview, problems: overview)
+    monkeypatch.setattr(status, "find_problems", lambda overview, **_: where())
+    monkeypatch.setattr(status, "state_of", lambda overview, problems: (*overview.of, *problems))
 
     def read(alias, language, zone):
         with translation.override(language), timezone.override(zone):
             return status.read_shared(alias, PAGES, STALL_TIMES)
 
     wanted = [(alias, language, zone) for alias in "ab" for language in ("en", "de") for zone in ("UTC", "Asia/Tokyo")]
-    assert [read(*one) for one in wanted] == wanted
+    assert [read(*one) for one in wanted] == [(*one, *one[1:]) for one in wanted]
+
+
+def test_problems_are_those_of_the_overview_that_is_shared(client, monkeypatch, sharing):
+    """The list of topics needs no problems. A page that shows them does not read the groups again."""
+    read, found = [], []
+    monkeypatch.setattr(status, "get_overview", lambda **options: read.append(1) or get_overview(**options))
+    monkeypatch.setattr(
+        status,
+        "find_problems",
+        lambda overview, **options: found.append(overview) or find_problems(overview, **options),
+    )
+    page(client, "offsets")
+    assert (len(read), len(found)) == (1, 0)
+    page(client)
+    page(client)
+    assert (len(read), len(found)) == (1, 1)
+    abandoned()
+    assert confirm(client, "pause", group="g0", topic="t")
+    page(client)
+    assert (len(read), len(found)) == (2, 2)
+
+
+def test_problems_of_an_earlier_overview_are_not_used(monkeypatch, sharing):
+    times = iter((1, 2))
+    monkeypatch.setattr(status, "get_overview", lambda **_: SimpleNamespace(now=next(times)))
+    monkeypatch.setattr(status, "with_samples", lambda overview: overview)
+    monkeypatch.setattr(status, "find_problems", lambda overview, **_: overview.now)
+    monkeypatch.setattr(status, "state_of", lambda overview, problems: (overview.now, problems))
+    assert status.read_shared("a", PAGES, STALL_TIMES) == (1, 1)
+    monkeypatch.setattr(shared, "_entries", {key: one for key, one in shared._entries.items() if key[0] != "overview"})
+    assert status.read_shared("a", PAGES, STALL_TIMES) == (2, 2)
 
 
 # -- values that several requests share ----------------------------------------

@@ -24,8 +24,8 @@ from django_mysqlqueue.admin.context import BadQuery, DashboardContext, choose_d
 from django_mysqlqueue.admin.csv_export import Export
 from django_mysqlqueue.admin.error_texts import ErrorTexts
 from django_mysqlqueue.admin.permissions import may, may_view_in, topics_to_view, visible
-from django_mysqlqueue.admin.status import read_shared
-from django_mysqlqueue.inspection import PAGES, Bounds, Problem, StallTimes, find_problems, get_overview
+from django_mysqlqueue.admin.status import read_overview, read_shared
+from django_mysqlqueue.inspection import PAGES, Bounds, Problem, QueueOverview, StallTimes, find_problems, get_overview
 from django_mysqlqueue.inspection.causes import QueueState, state_of, unavailable
 from django_mysqlqueue.inspection.trends import with_samples
 from django_mysqlqueue.options.conf import get_settings
@@ -174,17 +174,23 @@ class Page:
 
     def read_state(self) -> QueueState:
         """Read the state of the page's database, with the groups and problems that the user may view."""
+        if self.topics_to_view() is None:
+            return read_shared(self.using, self.bounds, self.stall_times)
+        overview = self.read_overview()
+        problems = find_problems(overview, stall_times=self.stall_times)
+        return state_of(overview, [one for one in problems if self._may_view_problem(one)])
+
+    def read_overview(self) -> QueueOverview:
+        """Read the groups of the page's database that the user may view."""
         topics = self.topics_to_view()
         if topics is None:
-            return read_shared(self.using, self.bounds, self.stall_times)
+            return read_overview(self.using, self.bounds)
         found = [
             with_samples(get_overview(topic=topic, using=self.using, bounds=self.bounds)) for topic in sorted(topics)
         ]
         groups = tuple(group for one in found for group in one.groups)
         # Without figures of the whole queue.
-        overview = replace(found[0], groups=groups, dead_letters=total(one.dead_letters for one in found))
-        problems = find_problems(overview, stall_times=self.stall_times)
-        return state_of(overview, [one for one in problems if self._may_view_problem(one)])
+        return replace(found[0], groups=groups, dead_letters=total(one.dead_letters for one in found))
 
     def _may_view_problem(self, problem: Problem) -> bool:
         topic = problem.topic if problem.ref is None else problem.ref.topic

@@ -121,10 +121,10 @@ class OffsetsPage(Page):
 
     def _topics(self, topic: str | None) -> list[TopicSummary]:
         """Return the topics that the user may view, or one of them."""
-        found = self.read_state().overview
+        found = self.read_overview()
         if topic is None and self.topics_to_view() is None:
             self.log_bytes = found.log_bytes
-        names = set(log.all_topics(self.session) if topic is None else [topic])
+        names = {topic} if topic is not None else set(found.topics or log.all_topics(self.session))
         groups = [group for group in found.groups if topic in (None, group.ref.topic)]
         visible = [name for name in names if self.may_view(name)]
         return summarize_topics(self.session, visible, groups, found.now, bounds=self.bounds)
