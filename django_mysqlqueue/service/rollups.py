@@ -31,8 +31,8 @@ COUNTS = ("acked", "failed", "dead_lettered", *PASSED, *LATENCY_COLUMNS)
 SUMMED = ("entered", "entered_minutes", "acked", "failed", "dead_lettered", *PASSED)
 FAILURES = "CASE WHEN failed > dead_lettered THEN failed ELSE dead_lettered END"
 """``Bucket.failures`` in SQL."""
-SAMPLED = ("sampled_at", "backlog", "backlog_exact", "oldest_ms", "entered", "entered_minutes")
-"""What one subscriber per minute writes."""
+COLUMNS = ("backlog", "backlog_exact", "oldest_ms", "sampled_at", *SUMMED, *LATENCY_COLUMNS)
+"""What is read of a row. One subscriber per minute writes the first four."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 CHUNK = 1000
 
@@ -176,12 +176,12 @@ def since(session: Session, grain: int, moment: int) -> list[Bucket]:
 
     ``grain``: ``MINUTE`` or ``HOUR``.
     """
-    rows = session.named(
-        f"SELECT consumer_group, topic, bucket_at, {', '.join((*SAMPLED, *COUNTS))} FROM {ROLLUPS} "
+    rows = session.rows(
+        f"SELECT consumer_group, topic, bucket_at, {', '.join(COLUMNS)} FROM {ROLLUPS} "
         "WHERE grain = %s AND bucket_at >= %s",
         (grain, moment),
     )
-    return sorted((_bucket(row._asdict()) for row in rows), key=lambda bucket: (bucket.at, bucket.ref))
+    return sorted(map(_bucket, rows), key=lambda bucket: (bucket.at, bucket.ref))
 
 
 def sums(
@@ -200,12 +200,11 @@ def sums(
         at, parameters = "bucket_at - (bucket_at - %s) %% %s", (moment, length * 1000)
     # As floating-point numbers, which are exact up to 2**53: decimals take the servers twice as long.
     rows = session.rows(
-        f"SELECT {group}, topic, {at}, MAX(backlog), 1, {', '.join(f'SUM({name} + 0e0)' for name in added)} "
+        f"SELECT {group}, topic, {at}, MAX(backlog), 1, 0, 0, {', '.join(f'SUM({name} + 0e0)' for name in added)} "
         f"FROM {ROLLUPS} WHERE grain = %s AND bucket_at >= %s GROUP BY 1, 2, 3",
         (*parameters, grain, moment),
     )
-    columns = ("consumer_group", "topic", "bucket_at", "backlog", "backlog_exact", *names)
-    return [_bucket(dict(zip(columns, (*row[:4], *map(int, row[4:])), strict=True))) for row in rows]
+    return [_bucket((*row[:7], *map(int, row[7:]))) for row in rows]
 
 
 def of_group(session: Session, grain: int, moment: int, ref: GroupRef, *, now: int) -> list[Bucket]:
@@ -226,15 +225,16 @@ def of_groups(
     length = grain * 1000
     times = range(-(-moment // length) * length, now + 1, length)
     rows = session.joined(
-        f"SELECT s.consumer_group, s.topic, s.bucket_at, {', '.join(f's.{name}' for name in (*SAMPLED, *COUNTS))}",
+        f"SELECT s.consumer_group, s.topic, s.bucket_at, {', '.join(f's.{name}' for name in COLUMNS)}",
         "bgt",
         [(at, *ref) for ref in refs for at in times],
         f"{session.dialect.join_to(ROLLUPS, 's')} "
         "ON s.grain = %s AND s.bucket_at = v.b AND s.consumer_group = v.g AND s.topic = v.t",
         after=(grain,),
+        plain=True,
     )
     by_ref: dict[GroupRef, list[Bucket]] = {ref: [] for ref in refs}
-    for bucket in sorted((_bucket(row._asdict()) for row in rows), key=lambda bucket: bucket.at):
+    for bucket in sorted(map(_bucket, rows), key=lambda bucket: bucket.at):
         by_ref[bucket.ref].append(bucket)
     return by_ref
 
@@ -248,15 +248,17 @@ def summed(buckets: Sequence[Bucket]) -> Bucket | None:
     return buckets[0]._replace(latency=latency, backlog=None, oldest_ms=0, sampled_at=0, **totals)
 
 
-def _bucket(row: Mapping[str, Any]) -> Bucket:
-    """Return the bucket of a row, or of a sum."""
-    backlog = row.get("backlog")
+def _bucket(row: Sequence[Any]) -> Bucket:
+    """Return the bucket of a row, or of a sum: group, topic, time and ``COLUMNS``, with or without latencies."""
+    group, topic, at, backlog, is_exact, oldest_ms, sampled_at, *counts = row
     return Bucket(
-        ref=GroupRef(row["consumer_group"], row["topic"]),
-        at=row["bucket_at"],
-        latency=tuple(row[name] for name in LATENCY_COLUMNS) if LATENCY_COLUMNS[0] in row else NO_LATENCY,
-        backlog=None if backlog is None else Count(backlog, bool(row["backlog_exact"])),
-        **{name: row[name] for name in (*SUMMED, "oldest_ms", "sampled_at") if name in row},
+        ref=GroupRef(group, topic),
+        at=at,
+        latency=tuple(counts[len(SUMMED) :]) or NO_LATENCY,
+        backlog=None if backlog is None else Count(backlog, bool(is_exact)),
+        oldest_ms=oldest_ms,
+        sampled_at=sampled_at,
+        **dict(zip(SUMMED, counts, strict=False)),
     )
 
 
