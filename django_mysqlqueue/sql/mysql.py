@@ -87,8 +87,8 @@ LOCKED_ROWS = (
 
 
 TABLE_SIZE = (
-    "SELECT t.data_length + t.index_length FROM information_schema.tables t "
-    "WHERE t.table_schema = DATABASE() AND t.table_name = %s"
+    "SELECT data_length + index_length FROM information_schema.tables "
+    "WHERE table_schema = DATABASE() AND table_name = %s"
 )
 
 
