@@ -138,8 +138,6 @@ def _button(dashboard: DashboardContext, cause: Cause, errors: ErrorTexts) -> Bu
         given |= {"topic": dlq_topic(topic), "upto": first.upto}
     elif name == "requeue":
         name, given["upto"] = "requeue-topic", first.upto
-    elif name == "retry" and first.kind == "retrying":
-        given["key"] = first.key
     elif name == "resume" and first.task:
         name = "resume-task"
     return Button(dashboard.do(errors.request, name, **given), str(BUTTONS[name]))

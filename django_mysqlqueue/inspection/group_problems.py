@@ -309,7 +309,7 @@ def retrying(ref: GroupRef, found: AlwaysFailing, thresholds: HealthSettings, no
         failed=found.messages,
     )
     if not found.are_tasks:
-        return replace(problem, key=found.names[0], operation="retry" if len(found.names) == 1 else "")
+        return replace(problem, key=found.names[0])
     advice = _("Fix the task or what it calls, then redrive its dead letters.")
     return replace(problem, task=found.names[0], advice=advice)
 

@@ -87,9 +87,10 @@ def test_a_naive_time_is_in_the_time_zone_of_the_project(waiting):
 def test_a_time_in_the_past_is_now(waiting):
     waiting()
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    planned, note = plan(at=past).summary
+    planned, note, attempts = plan(at=past).summary
     assert planned == "Messages of the group g/t that will be retried now: 2."
     assert note == "This time is in the past: the messages will be retried now."
+    assert attempts == "Each of them is an attempt: those whose last attempt fails are dead-lettered."
     assert operations.retry(*REF, at=past, actor="ada").changed == 2
     assert dues() == [0, 0]
 
