@@ -38,7 +38,7 @@ from django_mysqlqueue.sql.session import grouped
 from django_mysqlqueue.text.error_texts import error_name, masked
 from django_mysqlqueue.text.humanize import duration, since_text
 
-WITH_ERROR = (*FAILURES[:-1], "broken")
+WITH_ERROR = (*FAILURES, "broken")
 """Kinds of problems whose headline ends with the name of the error."""
 
 

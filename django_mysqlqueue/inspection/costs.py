@@ -12,7 +12,7 @@ from django_mysqlqueue.inspection import error_kinds
 from django_mysqlqueue.inspection.always_failing import AlwaysFailing
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
 from django_mysqlqueue.inspection.partitions import HeadMessage
-from django_mysqlqueue.inspection.problem import FAILURES, NONE, OPERATIONS, Problem, age, most_frequent
+from django_mysqlqueue.inspection.problem import FAILURES, NONE, NOTE, OPERATIONS, Problem, age, most_frequent
 from django_mysqlqueue.options.topics import is_dlq
 from django_mysqlqueue.service import log_places
 from django_mysqlqueue.service.counts import Count
@@ -46,11 +46,13 @@ def added(
 ) -> Iterator[Problem]:
     """Yield problems with what they cost, and with an error if handlers fail."""
     groups = {group.ref: group for group in overview.groups}
-    errors = _errors(session, [one for one in problems if one.kind in FAIL and one.ref and not one.error][:GROUPS])
+    errors = _errors(session, [one for one in problems if _fails(one) and one.ref and not one.error][:GROUPS])
     measured = 0
     for one in problems:
         group = None if one.ref is None else groups.get(one.ref)
-        if group is not None and one.kind in FAIL:
+        if group is not None and one.kind == "dead_letters" and _fails(one):
+            one = replace(one, error=errors.get(group.ref, ""))
+        elif group is not None and one.kind in FAIL:
             # With keys, the cost is that of their messages.
             only = by_key[group.ref].offsets if one.key is not None and group.ref in by_key else None
             soon = _soon(group, declared.get(group.ref), overview.now, only=only)
@@ -61,6 +63,11 @@ def added(
         if "redrive" in (one.operation, "" if one.advice else OPERATIONS.get(one.kind)):
             one = replace(one, upto=overview.last_offset)
         yield one
+
+
+def _fails(problem: Problem) -> bool:
+    """Return whether attempts of the group have failed lately: old dead letters have no error in the headline."""
+    return problem.kind in FAIL or (problem.kind == "dead_letters" and problem.severity < NOTE)
 
 
 def _errors(session: Session, problems: Sequence[Problem]) -> dict[GroupRef, str]:

@@ -106,7 +106,7 @@ ADVICE = {
     "outbox_behind": gettext_lazy("Wait until they have been moved."),
     "quarantined": gettext_lazy("Fix the cause, then requeue the messages with queuequarantine, or delete them."),
     "failing": gettext_lazy("Pause the group, so that no more attempts are used up. Fix the handler, then resume."),
-    "recent_dead_letters": gettext_lazy("Fix the handler or roll it back, then redrive the dead letters."),
+    "recent_dead_letters": gettext_lazy("Fix the cause, or roll the handler back, then redrive the dead letters."),
     "retrying": gettext_lazy("Find out why these messages fail, and fix it before their attempts are used up."),
     "dead_letters": gettext_lazy("Fix the cause, then redrive the dead letters; or discard them."),
     "paused": gettext_lazy("Resume the group as soon as it may continue."),

@@ -13,7 +13,7 @@ from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.options.backoff import Backoff
 from tests.inspection.test_group_problems import NOW, group, head
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import Count, GroupRef, groups
+from tests.support.internals import Count, GroupRef, HealthSettings, groups
 
 pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.still_clock]
 
@@ -142,6 +142,21 @@ def test_dead_letters_have_the_error_that_was_recorded(clock, no_handlers):
     assert found.operation == "", "redriven messages would fail again"
     DeliveryEvent.objects.all().delete()
     assert cause("failing").headline().endswith(" (36 of 36).")
+
+
+def test_dead_letters_of_the_window_have_their_error_before_there_are_too_many(clock, no_handlers):
+    outage(clock, max_attempts=1)
+    Rollup.objects.all().delete()
+
+    def headline():
+        overview = get_overview(using=USING)
+        found = find_problems(overview, thresholds=HealthSettings(max_recent_dead_letters=None))
+        one = next(one for one in find_causes(overview, found) if one.kind == "dead_letters")
+        return one.headline()
+
+    assert headline() == "g/t has dead-lettered messages: 36 in t_dlq: PartnerTimeout."
+    clock.advance(601)
+    assert headline() == "g/t has dead-lettered messages: 36 in t_dlq."
 
 
 def test_a_failure_of_every_attempt_is_told_since_its_minute(clock, no_handlers):
