@@ -123,8 +123,9 @@ def find_problems(
         group_problems.retrying(ref, one, thresholds, now) for ref, one in explained.items() if ref not in failing
     ]
     slowed = {one.ref for one in found if one.kind in STATES}
+    is_slow = any(one.kind == "slow_database" for one in found)
     for group in overview.groups:
-        if group.ref not in slowed:
+        if group.ref not in slowed and not is_slow:
             found += group_problems.speed(group, newest[group.ref], now)
     found += subscriber_problems.missing_tasks(session, overview, stall_times, bounds=bounds)
     found += subscriber_problems.lost_subscribers(session, overview)

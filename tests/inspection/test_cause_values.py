@@ -217,6 +217,20 @@ def test_a_group_of_which_any_delivery_has_ended_is_not_stalled(db, column):
     assert not is_still()
 
 
+def test_a_slow_database_explains_that_a_group_falls_behind(db):
+    one = dataclasses.replace(live(), info={**live().info, "p50_us": 250_001, "p95_us": 250_001})
+    Rollup.objects.create(
+        consumer_group="g", topic="t", grain=60, bucket_at=ago(60), acked=1, entered=900, entered_minutes=1
+    )
+
+    def kinds(subscriber):
+        state = overview(group(head(90), lag=900, subscribers=[subscriber]))
+        return {found.kind for found in find_problems(state)} & {"behind", "slow_database"}
+
+    assert kinds(live()) == {"behind"}
+    assert kinds(one) == {"slow_database"}
+
+
 def test_the_worst_problem_comes_first(db):
     dead = dataclasses.replace(group(dead_letters=Count(1)), ref=GroupRef("a", "t"))
     state = overview(dead, group(head(900)), dataclasses.replace(group(paused=True), ref=H), due=1)
