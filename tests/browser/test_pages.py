@@ -883,7 +883,17 @@ def test_a_phone_shows_rows_with_labels_and_nothing_off_the_screen(
 ):
     settings.LANGUAGE_CODE = language
     desk = open_desk(width=390)
-    for address in ("operations/", "recurring/", "", "inflight/", "deadletters/", "jobs/", "tasks/"):
+    for address in (
+        "operations/",
+        "recurring/",
+        "",
+        "inflight/",
+        "deadletters/",
+        "jobs/",
+        "tasks/",
+        "messages/",
+        "scheduled/",
+    ):
         page = desk.open(address)
         assert page.locator(".mq-stack tbody td[data-label]").count() > 1, address
         found = page.evaluate(
@@ -898,8 +908,9 @@ def test_a_phone_shows_rows_with_labels_and_nothing_off_the_screen(
 
 
 def test_a_table_that_continues_behind_an_edge_shows_a_shadow_there(open_desk: Open, queue: Sub):
-    page = open_desk(width=390).open("messages/?topic=orders")
-    box = page.locator(".mq-scroll").last
+    page = open_desk(width=320).open("")
+    page.locator("#mq-history-table summary").click()
+    box = page.locator(".mq-scroll:has(#mq-values)")
     assert box.evaluate("one => one.scrollWidth > one.clientWidth + 20")
     assert box.evaluate("one => getComputedStyle(one).backgroundAttachment") == "local, local, scroll, scroll"
     row = box.locator("tbody tr").first
