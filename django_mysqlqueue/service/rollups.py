@@ -55,6 +55,13 @@ class Tally:
         """Count an ack, with the time in milliseconds since the message entered the log."""
         self.latency[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += 1
 
+    @property
+    def fails(self) -> bool | None:
+        """Whether an attempt has failed; None: no attempt has ended."""
+        if self.failed or self.dead_lettered:
+            return True
+        return False if any(self.latency) else None
+
     def counts(self) -> tuple[int, ...]:
         """Return the counts in the order of ``COUNTS``."""
         passed = (self.passed[name] for name in PASSED)

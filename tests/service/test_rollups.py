@@ -7,7 +7,7 @@ import pytest
 from django_mysqlqueue.models import Rollup
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler
-from tests.support.internals import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, GroupRef, Session, rollups, settling
+from tests.support.internals import LATENCY_BOUNDS_MS, LATENCY_COLUMNS, GroupRef, Session, poller, rollups, settling
 from tests.support.scenarios import G, log
 
 
@@ -30,6 +30,25 @@ def test_rollups_count_what_happened(db, clock):
     now = session.now()
     assert sum(bucket.acked for bucket in rollups.of_group(session, rollups.HOUR, now - 3_600_000, G, now=now)) == 5
     assert rollups.of_group(session, rollups.HOUR, now - 3_600_000, GroupRef("h", "t"), now=now) == []
+
+
+@pytest.mark.promise("Health")
+def test_counts_are_written_sooner_while_attempts_fail(db, monkeypatch):
+    monkeypatch.setattr(poller, "FAILING_INTERVAL", 0.0)
+    fails = [True]
+    sub = Sub(handler(function=lambda delivery: fail(delivery) if fails else None))
+
+    def counted(then):
+        log(1, "a" if fails else "b")
+        sub.settle()
+        then()
+        return sum(one.acked for one in Rollup.objects.filter(grain=60)), Rollup.objects.filter(failed__gt=0).count()
+
+    assert counted(sub.poller.write_rollups)[0] == 0
+    sub.poller.step()  # Nothing has ended since.
+    fails.clear()
+    assert counted(sub.poller.step)[0] == 1, "the end of an outage is told at once"
+    assert counted(sub.poller.step)[0] == 1, "and nothing but the charts waits for the next ones"
 
 
 @both_modes

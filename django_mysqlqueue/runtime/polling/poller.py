@@ -58,6 +58,8 @@ NEWS_ROWS = 2000
 NEWS_PASSES = 5
 ROLLUP_INTERVAL = 10.0
 """Seconds between two writes of the counts for the charts."""
+FAILING_INTERVAL = 2.0
+"""The same after an attempt has failed, until one succeeds: whoever repairs something waits for that."""
 RETRY = Backoff(initial=0.075, maximum=3.75, jitter=1 / 3)
 """The pause after an error, 0.05 to 5 s. With jitter, so that not all processes return at once after an outage."""
 FIRST_FREE_PAUSE = 0.25
@@ -119,6 +121,8 @@ class Poller:
             only_scans=only_scans,
         )
         self._next_rollup = time.monotonic() + ROLLUP_INTERVAL
+        self._fails = False
+        """Whether an attempt had failed when attempts were last counted."""
         self._tail: int | None = None
         self._pace = self._fastest()
         self._silence = longest_silence(handlers.values(), context.settings)
@@ -252,6 +256,10 @@ class Poller:
             with self._apart(group):
                 tallies[group.ref] = group.counts.read()
         rollups.add(self.context.using, tallies)
+        ended = [tally.fails for tally in tallies.values() if tally.fails is not None]
+        self._fails = any(ended) if ended else self._fails
+        if self._fails:
+            self._next_rollup = time.monotonic() + FAILING_INTERVAL
         for group in self.groups:
             if group.ref in tallies:
                 group.counts.start()
