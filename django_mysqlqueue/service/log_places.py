@@ -77,13 +77,9 @@ def disk_per_message(session: Session, topic: str, keys: Sequence[str], after: i
 
 def disk_of_log(session: Session) -> int:
     """Return about how many bytes of disk the log takes, by its statistics; on SQLite, the size of the file."""
-    size = 0
-    for sql in session.dialect.table_size:
-        if sql.startswith("SELECT"):
-            size = int(session.one(sql, (LOG,))[0])
-        else:
-            session.execute(sql)
-    return size
+    statements = session.dialect.table_size
+    rows = [row for sql in statements for row in session.rows(sql, (LOG,) if "%s" in sql else ())]
+    return int(rows[0][0])
 
 
 def _next(newer: bool) -> str:  # noqa: FBT001
