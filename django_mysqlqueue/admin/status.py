@@ -23,22 +23,16 @@ from django_mysqlqueue.inspection.trends import with_samples
 
 def read_overview(using: str, bounds: Bounds) -> QueueOverview:
     """Read the groups of a database, or return what another request has read within two seconds."""
-    return shared.get(
-        ("overview", using, bounds, *_reader()), lambda: with_samples(get_overview(using=using, bounds=bounds))
-    )
+    return shared.get(("overview", using, bounds), lambda: with_samples(get_overview(using=using, bounds=bounds)))
 
 
 def read_shared(using: str, bounds: Bounds, stall_times: StallTimes) -> QueueState:
     """Read the state of a database, or return what another request has read within two seconds."""
     found = read_overview(using, bounds)
-    # With the time of the overview: what was found in an earlier one is not of this one.
-    key = ("state", using, bounds, stall_times, *_reader(), found.now)
+    # Texts are in the reader's language and time zone, and what was found in another overview is not of this one.
+    reader = (translation.get_language(), timezone.get_current_timezone_name())
+    key = ("state", using, bounds, stall_times, *reader, found.now)
     return shared.get(key, lambda: state_of(found, find_problems(found, stall_times=stall_times)))
-
-
-def _reader() -> tuple[str | None, str]:
-    """Return the language and the time zone in which texts are read."""
-    return translation.get_language(), timezone.get_current_timezone_name()
 
 
 def worst(found: Mapping[str, QueueStatus]) -> tuple[str, QueueStatus]:

@@ -13,7 +13,7 @@ from django_mysqlqueue.exports import loaded_on_use
 
 if TYPE_CHECKING:
     from django_mysqlqueue.inspection.bounds import CHECKS, EXACT, PAGES, SCRAPES, Bounds, StallTimes
-    from django_mysqlqueue.inspection.causes import Cause, QueueStatus, find_causes, status_of
+    from django_mysqlqueue.inspection.causes import Cause, QueueStatus, find_causes
     from django_mysqlqueue.inspection.dead_letters import DeadLetterListing, DeadLetterSummary, list_dead_letters
     from django_mysqlqueue.inspection.error_kinds import ErrorKind, ErrorListing, KeyShare, list_errors
     from django_mysqlqueue.inspection.health import HealthFinding, HealthLimits, HealthReport, check_health
@@ -45,17 +45,13 @@ if TYPE_CHECKING:
     from django_mysqlqueue.inspection.overview import (
         GroupOverview,
         QueueOverview,
-        get_group,
         get_overview,
-        list_groups,
         list_options,
     )
     from django_mysqlqueue.inspection.partitions import (
         HeadMessage,
         Partition,
-        PartitionBacklogs,
         PartitionListing,
-        get_partition_backlogs,
         list_partitions,
     )
     from django_mysqlqueue.inspection.problem import Problem
@@ -108,7 +104,6 @@ __all__ = [
     "OutboxOverview",
     "Override",
     "Partition",
-    "PartitionBacklogs",
     "PartitionListing",
     "Problem",
     "QuarantinedRow",
@@ -133,14 +128,11 @@ __all__ = [
     "count_jobs",
     "find_causes",
     "find_problems",
-    "get_group",
     "get_job",
     "get_message",
     "get_overview",
-    "get_partition_backlogs",
     "list_dead_letters",
     "list_errors",
-    "list_groups",
     "list_jobs",
     "list_messages",
     "list_options",
@@ -148,13 +140,12 @@ __all__ = [
     "list_quarantined",
     "list_scheduled",
     "list_schedules",
-    "status_of",
     "summarize_tasks",
 ]
 
 _HOMES = {
     ".bounds": "CHECKS EXACT PAGES SCRAPES Bounds StallTimes",
-    ".causes": "Cause QueueStatus find_causes status_of",
+    ".causes": "Cause QueueStatus find_causes",
     ".dead_letters": "DeadLetterListing DeadLetterSummary list_dead_letters",
     ".error_kinds": "ErrorKind ErrorListing KeyShare list_errors",
     ".health": "HealthFinding HealthLimits HealthReport check_health",
@@ -162,8 +153,8 @@ _HOMES = {
     ".log_entries": "LogMessage MessageListing list_messages",
     ".message_history": "GroupState MessageContent MessageHistory RecordedDelivery get_message",
     ".outbox": "DueMessages OutboxOverview QuarantinedRow RefusedMessage RelayBacklog list_quarantined",
-    ".overview": "GroupOverview QueueOverview get_group get_overview list_groups list_options",
-    ".partitions": "HeadMessage Partition PartitionBacklogs PartitionListing get_partition_backlogs list_partitions",
+    ".overview": "GroupOverview QueueOverview get_overview list_options",
+    ".partitions": "HeadMessage Partition PartitionListing list_partitions",
     ".problem": "Problem",
     ".problems": "find_problems",
     ".scheduled": "ScheduledListing ScheduledMessage list_scheduled",

@@ -23,13 +23,12 @@ from django_mysqlqueue.service.job_rows import FAILED, SUCCESSFUL
 from django_mysqlqueue.service.log import publisher_keys
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_ROW
-from django_mysqlqueue.sql.session import Session, grouped
+from django_mysqlqueue.sql.session import Session, flat, grouped
 from django_mysqlqueue.text.error_texts import is_attempt
 
 Outcome = DeliveryEvent.Outcome
 Failures = Mapping[int, Sequence[int]]
 """When attempts at messages of a key have failed, by offset."""
-NEVER: Mapping[GroupRef, int] = {}
 SETTLED = (Outcome.DEAD_LETTERED.value, Outcome.DELETED.value, Outcome.EXPIRED.value, Outcome.SUPERSEDED.value)
 """Outcomes that settle a message without success."""
 MESSAGES = 200
@@ -97,7 +96,7 @@ def find_keys(
     *,
     least: int,
     recent: int,
-    acked: Mapping[GroupRef, int] = NEVER,
+    acked: Mapping[GroupRef, int],
 ) -> dict[GroupRef, AlwaysFailing]:
     """Return the first ``GROUPS`` groups that have keys of which every attempt since ``started`` fails.
 
@@ -112,9 +111,10 @@ def find_keys(
         recorded = recorded_deliveries(session, [ref], RECORDED).get(ref, [])
         dead = _dead_lettered(session, recorded)
         often = _often(session, ref, by_key, dead, recorded, after=at, least=least)
-        failures = {key: one.times for key, one in often.items() if one.lasts or one.is_repeated}
+        lasting = {key: times for key, (times, _) in often.items() if _span(flat(times.values())) >= SPAN_MS}
+        failures = lasting | {key: times for key, (times, first) in often.items() if _span(first) >= APART_MS}
         if failures and not _is_apart(session, failures, recorded, acked.get(ref, 0)):
-            failures = {key: one.times for key, one in often.items() if one.lasts}
+            failures = lasting
         if failures:
             keys = sorted(failures, key=lambda key: (-len(failures[key]), key))
             chosen = [one for key in keys for one in by_key[key]]
@@ -137,24 +137,8 @@ def find_keys(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _OfKey:
-    """The failures of a key since its last success."""
-
-    times: Failures
-    new: Sequence[int]
-    """When messages failed first that had not failed before."""
-
-    @property
-    def lasts(self) -> bool:
-        """Whether attempts have failed for long enough."""
-        times = [at for failed in self.times.values() for at in failed]
-        return max(times) - min(times) >= SPAN_MS
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether messages have failed first at different times."""
-        return bool(self.new) and max(self.new) - min(self.new) >= APART_MS
+def _span(times: Sequence[int]) -> int:
+    return max(times, default=0) - min(times, default=0)
 
 
 def _is_apart(
@@ -202,8 +186,8 @@ def _often(
     *,
     after: int,
     least: int,
-) -> dict[str, _OfKey]:
-    """Return when attempts at messages failed since the last success of their key, if often enough.
+) -> dict[str, tuple[Failures, list[int]]]:
+    """Return when attempts failed after the last success of their key, if often, and when new messages did first.
 
     Messages that were dead-lettered count if others of their key still fail.
     """
@@ -213,7 +197,7 @@ def _often(
     }
     times = failed_at(session, ref, [offset for offsets in tried.values() for offset in offsets])
     succeeded = _succeeded_at(session, ref, {one.key for those in by_key.values() for one in those}, recorded)
-    found = {}
+    found: dict[str, tuple[Failures, list[int]]] = {}
     for key, those in by_key.items():
         if not succeeded.is_known(key, those):
             continue
@@ -222,8 +206,8 @@ def _often(
             offset: failed for offset in tried[key] if (failed := [at for at in times.get(offset, ()) if at > begin])
         }
         if len(of_messages) >= LEAST and sum(map(len, of_messages.values())) >= least:
-            new = [min(failed) for offset, failed in of_messages.items() if min(times[offset]) > begin]
-            found[key] = _OfKey(of_messages, new)
+            first = [min(failed) for offset, failed in of_messages.items() if min(times[offset]) > begin]
+            found[key] = of_messages, first
     return found
 
 

@@ -410,14 +410,8 @@ def state_of(overview: QueueOverview, problems: Sequence[Problem]) -> QueueState
     return QueueState(overview, problems, found, status_of(overview, found))
 
 
-@checked()
 def status_of(overview: QueueOverview, found: Sequence[Cause]) -> QueueStatus:
-    """Return the state of the queue. Its text is that of the worst cause of the state.
-
-    Args:
-        overview: the state of its groups.
-        found: the causes of its problems, worst first.
-    """
+    """Return the state of a queue with some causes, worst first. Its text is that of the worst cause of the state."""
     serious = [cause for cause in found if cause.severity < NOTE]
     if not serious:
         return QueueStatus("ok", _fine(overview, found), cause=found[0] if found else None)

@@ -363,33 +363,6 @@ def get_overview(
     )
 
 
-@checked()
-def list_groups(
-    *, topic: str | None = None, using: str | None = None, bounds: Bounds = PAGES
-) -> tuple[GroupOverview, ...]:
-    """Read the state of each consumer group, in order of topic and group.
-
-    Args:
-        topic: only the consumer groups on this topic.
-        using: alias of the database (default: that of the topic, else of the queue).
-        bounds: limits of what is read: at most ``bounds.groups`` groups; a count that reaches its limit is not exact.
-    """
-    return get_overview(topic=topic, using=using, bounds=bounds).groups
-
-
-@checked()
-def get_group(group: str, topic: str, *, using: str | None = None, bounds: Bounds = PAGES) -> GroupOverview | None:
-    """Read the state of a consumer group on a topic; None if it is not registered.
-
-    Args:
-        group: the consumer group.
-        topic: the topic that it reads.
-        using: alias of the database (default: that of the topic, else of the queue).
-        bounds: limits of what is read; a count that reaches its limit is not exact.
-    """
-    return next(iter(get_overview(group=group, topic=topic, using=using, bounds=bounds).groups), None)
-
-
 def _registered(session: Session, group: str | None, topic: str | None, limit: int) -> list[Any]:
     """Return the rows of groups, in order of topic and group."""
     wanted = {name: value for name, value in (("consumer_group", group), ("topic", topic)) if value is not None}

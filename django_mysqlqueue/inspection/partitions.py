@@ -353,31 +353,6 @@ def list_partitions(
     return listing(session, groups, prefix=prefix, owner=owner, after=after, limit=limit, bounds=bounds)
 
 
-@checked()
-def get_partition_backlogs(
-    group: str,
-    topic: str,
-    *,
-    prefix: str = "",
-    owner: str | None = None,
-    using: str | None = None,
-    bounds: Bounds = PAGES,
-) -> PartitionBacklogs | None:
-    """Compare the backlogs of a group's partitions, for a limited time; None if the group is not registered.
-
-    Args:
-        group: the consumer group.
-        topic: the topic that it reads.
-        prefix: only partitions whose keys begin with this.
-        owner: only partitions whose lease this subscriber owns; ``""`` for partitions with a lease without an owner.
-        using: alias of the database (default: that of the topic, else of the queue).
-        bounds: limits of what is read: ``bounds.surveyed_partitions`` partitions, for ``bounds.seconds``.
-    """
-    session = Session(queue_alias(using, topic=topic))
-    found = listed_groups(session, group=group, topic=topic)
-    return survey(session, found[0], prefix=prefix, owner=owner, bounds=bounds) if found else None
-
-
 def listed_groups(session: Session, *, group: str | None = None, topic: str | None = None) -> list[ListedGroup]:
     """Return registered groups, in order of group and topic."""
     given = {"consumer_group": group, "topic": topic}

@@ -108,8 +108,10 @@ def disk(session: Session, overview: QueueOverview, most: int | None) -> Iterato
     largest = max(found, key=lambda one: one.bytes or 0)
     share = (largest.bytes or 0) / max(1, sum(one.bytes or 0 for one in found))
     text = _("The log takes about %(size)s of disk (limit %(most)s), %(share)s of it are messages of topic %(topic)s.")
+    advice = ""
     if largest.held_since is not None:
         text += " " + _("GC waits for %(holder)s.")
+        advice = _("Start a subscriber of the group, or drop it.") if largest.held_by else _("Archive the log.")
     elif largest.retention is None:
         text += " " + _("GC never deletes its messages.")
     else:
@@ -122,9 +124,6 @@ def disk(session: Session, overview: QueueOverview, most: int | None) -> Iterato
         "holder": largest.held_by or _("the archive"),
         "retention": duration(largest.retention or 0),
     }
-    advice = ""
-    if largest.held_since is not None:
-        advice = _("Start a subscriber of the group, or drop it.") if largest.held_by else _("Archive the log.")
     yield Problem(1, "disk", text % values, topic=largest.topic, oldest_at=largest.oldest_at, advice=advice)
 
 

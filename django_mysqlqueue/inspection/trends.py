@@ -392,8 +392,6 @@ MINUTES = 2
 def with_samples(overview: QueueOverview) -> QueueOverview:
     """Return an overview with the newest exact sample of each group whose count stopped, and the sample's age."""
     stopped = [group.ref for group in overview.groups if not group.lag.exact]
-    if not stopped:
-        return overview
     since = (overview.now // 60_000 - MINUTES) * 60_000
     found = rollups.of_groups(Session(overview.using), MINUTE, since, stopped, now=overview.now)
     newest = {ref: bucket for ref, buckets in found.items() for bucket in buckets if bucket.backlog is not None}

@@ -196,19 +196,17 @@ def test_what_is_shared_is_that_of_one_database_language_and_zone(monkeypatch, s
     def where():
         return translation.get_language(), timezone.get_current_timezone_name()
 
-    monkeypatch.setattr(
-        status, "get_overview", lambda **options: SimpleNamespace(of=(options["using"], *where()), now=1)
-    )
+    monkeypatch.setattr(status, "get_overview", lambda **options: SimpleNamespace(of=options["using"], now=1))
     monkeypatch.setattr(status, "with_samples", lambda overview: overview)
     monkeypatch.setattr(status, "find_problems", lambda overview, **_: where())
-    monkeypatch.setattr(status, "state_of", lambda overview, problems: (*overview.of, *problems))
+    monkeypatch.setattr(status, "state_of", lambda overview, problems: (overview.of, *problems))
 
     def read(alias, language, zone):
         with translation.override(language), timezone.override(zone):
             return status.read_shared(alias, PAGES, STALL_TIMES)
 
     wanted = [(alias, language, zone) for alias in "ab" for language in ("en", "de") for zone in ("UTC", "Asia/Tokyo")]
-    assert [read(*one) for one in wanted] == [(*one, *one[1:]) for one in wanted]
+    assert [read(*one) for one in wanted] == wanted
 
 
 def test_problems_are_those_of_the_overview_that_is_shared(client, monkeypatch, sharing):

@@ -17,17 +17,16 @@ from django_mysqlqueue.inspection import (
     HealthLimits,
     check_health,
     find_problems,
-    get_group,
     get_message,
     get_overview,
     list_dead_letters,
-    list_groups,
     list_messages,
     list_scheduled,
 )
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, SubscriberHeartbeat
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.inspected import group_of, groups_of
 from tests.support.internals import GroupRef, groups
 from tests.support.scenarios import dead_letters, offsets_of
 
@@ -55,8 +54,7 @@ def test_names_are_loaded_on_first_use_and_need_no_settings():
 @pytest.mark.any_engine
 @pytest.mark.parametrize("name", NAMES)
 def test_a_database_that_does_not_exist_is_refused(name):
-    given = {"get_group": ("g", "t"), "get_message": ("t", "x"), "list_dead_letters": ("t",), "get_job": ("x",)}
-    given["get_partition_backlogs"] = ("g", "t")
+    given = {"get_message": ("t", "x"), "list_dead_letters": ("t",), "get_job": ("x",)}
     arguments = given.get(name, ())
     with pytest.raises(InvalidMessage, match="there is no such database"):
         getattr(inspection, name)(*arguments, using="nowhere")
@@ -75,8 +73,7 @@ def test_the_database_of_the_setting_is_read_by_default(settings):
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("get_", "list_"))])
 def test_the_database_of_a_topic_is_read_by_default(settings, name):
     settings.MYSQLQUEUE = {"TOPICS": {"t": {"DATABASE": "other"}}}  # It has no tables.
-    given = {"get_group": {"group": "g"}, "get_message": {"message_id": "x"}, "get_job": {"job_id": "x"}}
-    given["get_partition_backlogs"] = {"group": "g"}
+    given = {"get_message": {"message_id": "x"}, "get_job": {"job_id": "x"}}
     arguments = given.get(name, {})
     for topic in ("u", "u_dlq"):
         getattr(inspection, name)(topic=topic, **arguments)
@@ -89,14 +86,14 @@ def test_overviews_of_some_groups():
     register(("a", "t"), ("b", "t"), ("a", "u"))
     publish("t", 1)
     sequence()
-    assert [one.ref for one in list_groups()] == [("a", "t"), ("b", "t"), ("a", "u")]
-    assert [one.ref for one in list_groups(topic="t")] == [("a", "t"), ("b", "t")]
+    assert [one.ref for one in groups_of()] == [("a", "t"), ("b", "t"), ("a", "u")]
+    assert [one.ref for one in groups_of(topic="t")] == [("a", "t"), ("b", "t")]
     assert [one.ref for one in get_overview(group="a").groups] == [("a", "t"), ("a", "u")]
     assert (get_overview().topics, get_overview(group="a").topics) == (("t",), None)
-    whole = {one.ref: one for one in list_groups()}
-    assert get_group("a", "t") == whole["a", "t"]
-    assert get_group("a", "t").lag == Count(1)
-    assert get_group("c", "t") is None
+    whole = {one.ref: one for one in groups_of()}
+    assert group_of("a", "t") == whole["a", "t"]
+    assert group_of("a", "t").lag == Count(1)
+    assert group_of("c", "t") is None
 
 
 def test_an_overview_of_some_groups_counts_their_dead_letters_alone():
@@ -112,10 +109,10 @@ def test_lease_duration_and_thresholds_come_from_the_settings(settings):
     overview = get_overview()
     assert overview.window == 120
     SubscriberHeartbeat.objects.update(heartbeat_at=overview.now - 25_000)
-    assert not get_group("g", "t").live
+    assert not group_of("g", "t").live
     assert get_overview(lease_duration=60).groups[0].live
     settings.MYSQLQUEUE = {}
-    assert get_group("g", "t").live
+    assert group_of("g", "t").live
 
 
 def test_find_problems_reads_the_overview_that_it_needs(clock):

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from django_mysqlqueue.inspection import causes, find_causes, find_problems, status_of
-from django_mysqlqueue.inspection.causes import Cause
+from django_mysqlqueue.inspection import causes, find_causes, find_problems
+from django_mysqlqueue.inspection.causes import Cause, status_of
 from django_mysqlqueue.inspection.problem import Problem
 from django_mysqlqueue.models import Rollup
 from tests.inspection.test_group_problems import NOW, G, ago, group, head, live

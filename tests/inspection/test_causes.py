@@ -7,7 +7,8 @@ import re
 import pytest
 
 from django_mysqlqueue import Message, publish_many, subscriber
-from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, status_of
+from django_mysqlqueue.inspection import find_causes, find_problems, get_overview
+from django_mysqlqueue.inspection.causes import status_of
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.options.backoff import Backoff
 from tests.support import schedule_worlds

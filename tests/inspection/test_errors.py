@@ -7,7 +7,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import Message, operations, publish, publish_many
-from django_mysqlqueue.inspection import Bounds, Count, KeyShare, get_group, list_errors
+from django_mysqlqueue.inspection import Bounds, Count, KeyShare, list_errors
 from django_mysqlqueue.inspection.error_kinds import LOST_TEXT, deal, retrying_of_kind, whole_line
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState, QueueMessage
 from django_mysqlqueue.operations import redriving
@@ -16,6 +16,7 @@ from django_mysqlqueue.testing import _advance
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.inspected import group_of
 from tests.support.internals import DeadLetterFilter, GroupRef, Session, settling
 from tests.support.scenarios import offsets_of
 
@@ -60,7 +61,7 @@ def test_retrying_is_what_the_overview_counts(mode):
     sub.work(1)
     sub.flush()
     (kind,) = list_errors().kinds
-    assert kind.retrying == get_group("g", "t").retrying
+    assert kind.retrying == group_of("g", "t").retrying
     # The others are in flight for their second attempt.
     assert str(kind.retrying) == "1"
     assert kind.states == ("retrying",)

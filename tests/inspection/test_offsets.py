@@ -6,13 +6,14 @@ import pytest
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.filter_policies import parse
-from django_mysqlqueue.inspection import Bounds, get_partition_backlogs, list_partitions, partitions
+from django_mysqlqueue.inspection import Bounds, list_partitions, partitions
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, PartitionLease, QueueMessage
 from django_mysqlqueue.names.keys import lane_of
 from tests.support import garbage, oracle
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.inspected import backlogs_of
 from tests.support.internals import Count, GroupRef, Session, groups
 
 pytestmark = pytest.mark.usefixtures("db")
@@ -113,7 +114,7 @@ def test_messages_for_another_group_are_at_the_end_and_no_backlog():
     g, other = listed()
     assert (g.ref.group, g.lag, g.head) == ("g", Count(0), None)
     assert (other.lag, other.end) == (Count(2), g.end)
-    found = get_partition_backlogs("g", "t")
+    found = backlogs_of("g", "t")
     assert (found.lags, found.furthest) == ({"a": Count(0)}, ())
 
 
@@ -186,8 +187,8 @@ def test_partitions_of_an_owner():
     assert places(owner="two", topic="u") == [("g", "u", "b")]
     assert places(owner="") == [("g", "t", "c")]
     assert places(owner="nobody") == []
-    assert set(get_partition_backlogs("g", "t", owner=one.name).lags) == {"a", "d"}
-    assert set(get_partition_backlogs("g", "t", owner="").lags) == {"c"}
+    assert set(backlogs_of("g", "t", owner=one.name).lags) == {"a", "d"}
+    assert set(backlogs_of("g", "t", owner="").lags) == {"c"}
     # A lease of a partition of which nothing else is known.
     PartitionLease.objects.create(consumer_group="g", topic="t", partition_key="x", leased_by="three", leased_at=5)
     (found,) = listed(owner="three")
@@ -217,7 +218,7 @@ def test_they_agree_with_the_exact_counts_of_a_busy_queue(mode):
         shown = {one.key: (one.lag.value, one.head.offset) for one in listed() if one.lag}
         assert shown == exact
         assert all(one.lag.exact for one in listed())
-        found = get_partition_backlogs(*G)
+        found = backlogs_of(*G)
         assert {key: lag.value for key, lag in found.lags.items() if lag} == {
             key: lag for key, (lag, _) in exact.items()
         }
@@ -234,12 +235,12 @@ def test_furthest_behind_is_the_largest_backlog_and_then_the_lowest_watermark():
     publish_many("t", (Message(n, key=key) for key, count in (("a", 2), ("b", 5), ("c", 2)) for n in range(count)))
     sequence()
     Sub(handler(), claim_size=1)
-    assert get_partition_backlogs(*G).furthest == ("b", "a", "c")
+    assert backlogs_of(*G).furthest == ("b", "a", "c")
     offset = QueueMessage.objects.filter(partition_key="a").earliest("offset").offset
     ConsumerOffset.objects.create(
         consumer_group="g", topic="t", partition_key="a", offset_acked=offset - 1, offset_claimed=offset - 1
     )
-    assert get_partition_backlogs(*G).furthest == ("b", "c", "a")
+    assert backlogs_of(*G).furthest == ("b", "c", "a")
 
 
 def test_of_very_many_partitions_the_first_and_the_newest_are_compared(monkeypatch):
@@ -247,15 +248,15 @@ def test_of_very_many_partitions_the_first_and_the_newest_are_compared(monkeypat
     register()
     log(8, "abcdefgh")
     bounds = Bounds(surveyed_partitions=3)
-    found = get_partition_backlogs(*G, bounds=bounds)
+    found = backlogs_of(*G, bounds=bounds)
     assert list(found.lags) == ["a", "b", "c", "g", "h"]
     assert not found.whole
-    found = get_partition_backlogs(*G, prefix="e", bounds=bounds)
+    found = backlogs_of(*G, prefix="e", bounds=bounds)
     assert (list(found.lags), found.whole) == (["e"], True)
     log(4, ["ea", "eb", "ec", "ed"])
-    found = get_partition_backlogs(*G, prefix="e", bounds=bounds)
+    found = backlogs_of(*G, prefix="e", bounds=bounds)
     assert (list(found.lags), found.whole) == (["e", "ea", "eb", "ec", "ed"], False)
-    assert get_partition_backlogs(*G, bounds=Bounds(surveyed_partitions=12)).whole
+    assert backlogs_of(*G, bounds=Bounds(surveyed_partitions=12)).whole
 
 
 def test_a_survey_whose_read_ends_early(monkeypatch):
@@ -269,11 +270,11 @@ def test_a_survey_whose_read_ends_early(monkeypatch):
     register()
     publish_many("t", (Message(n, key=key) for key, count in (("a", 13), ("b", 3), ("c", 1)) for n in range(count)))
     sequence()
-    found = get_partition_backlogs(*G, bounds=Bounds(surveyed_partitions=3))
+    found = backlogs_of(*G, bounds=Bounds(surveyed_partitions=3))
     assert (found.lags, found.whole) == ({"a": Count(13), "b": Count(3), "c": Count(1)}, False), "b and c are new"
-    found = get_partition_backlogs(*G, prefix="a", bounds=Bounds(surveyed_partitions=3))
+    found = backlogs_of(*G, prefix="a", bounds=Bounds(surveyed_partitions=3))
     assert (found.lags, found.whole) == ({"a": Count(13)}, False)
-    found = get_partition_backlogs(*G, prefix="a", bounds=Bounds(surveyed_partitions=4))
+    found = backlogs_of(*G, prefix="a", bounds=Bounds(surveyed_partitions=4))
     assert (found.lags, found.whole) == ({"a": Count(13)}, True)
 
 
@@ -284,14 +285,14 @@ def test_positions_beyond_the_partitions_that_are_compared():
     sub.settle()
     QueueMessage.objects.exclude(partition_key__in=("a", "h")).delete()
     log(1, "h")
-    found = get_partition_backlogs(*G, bounds=Bounds(surveyed_partitions=2))
+    found = backlogs_of(*G, bounds=Bounds(surveyed_partitions=2))
     assert (found.lags, found.furthest) == ({"a": Count(0), "h": Count(1)}, ("h",))
 
 
 def test_counting_stops_when_the_time_is_over_and_says_so():
     register()
     log(6, "abcdef")
-    found = get_partition_backlogs(*G, bounds=Bounds(seconds=0.0, piece=2))
+    found = backlogs_of(*G, bounds=Bounds(seconds=0.0, piece=2))
     assert found.lags == {"a": Count(1), "b": Count(1), **dict.fromkeys("cdef")}
     assert (found.furthest, found.uncounted, found.whole) == (("a", "b"), 4, True)
 
@@ -301,13 +302,13 @@ def test_long_partitions_are_counted_again_up_to_the_limit():
     publish_many("t", (Message(n, key=key) for key, count in (("a", 5), ("b", 30), ("c", 12)) for n in range(count)))
     sequence()
     bounds = Bounds(depth=3, partition_count=20)
-    found = get_partition_backlogs(*G, bounds=bounds)
+    found = backlogs_of(*G, bounds=bounds)
     assert found.lags == {"a": Count(5), "b": Count(20, exact=False), "c": Count(12)}
     assert found.furthest == ("b", "c", "a")
     (one,) = list_partitions(prefix="b", bounds=bounds).partitions
     assert one.lag == Count(20, exact=False)
     late = Bounds(depth=3, partition_count=20, seconds=0.0)
-    assert get_partition_backlogs(*G, bounds=late).lags == dict.fromkeys("abc", Count(3, exact=False))
+    assert backlogs_of(*G, bounds=late).lags == dict.fromkeys("abc", Count(3, exact=False))
 
 
 def test_the_backlogs_are_those_of_one_group():
@@ -316,11 +317,11 @@ def test_the_backlogs_are_those_of_one_group():
     for ref in (GroupRef("a", "t"), G, GroupRef("g", "u")):
         register(ref)
     Sub(handler(group="a")).settle()
-    assert get_partition_backlogs("a", "t").lags == dict.fromkeys("ab", Count(0))
-    assert get_partition_backlogs(*G).lags == dict.fromkeys("ab", Count(3))
-    assert get_partition_backlogs("g", "u").lags == {"a": Count(2)}
+    assert backlogs_of("a", "t").lags == dict.fromkeys("ab", Count(0))
+    assert backlogs_of(*G).lags == dict.fromkeys("ab", Count(3))
+    assert backlogs_of("g", "u").lags == {"a": Count(2)}
 
 
 def test_an_unknown_group():
-    assert get_partition_backlogs("nobody", "t") is None
+    assert backlogs_of("nobody", "t") is None
     assert partitions.keys(Session(USING), GroupRef("nobody", "t")) == []

@@ -10,7 +10,6 @@ from django_mysqlqueue.inspection import (
     Bounds,
     OutboxOverview,
     find_problems,
-    get_group,
     get_overview,
     partitions,
 )
@@ -21,6 +20,7 @@ from tests.support import oracle
 from tests.support.dashboard import WAITS
 from tests.support.handlers import both_modes, fail
 from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.inspected import group_of
 from tests.support.internals import Count, DeadLetterFilter, GroupRef, Session, groups, sequencing
 from tests.support.internals import log as service_log
 from tests.support.scenarios import dead_letters
@@ -35,7 +35,7 @@ def read(bounds=PAGES):
 
 
 def group(ref=G, bounds=PAGES):
-    found = get_group(*ref, using=USING, bounds=bounds)
+    found = group_of(*ref, using=USING, bounds=bounds)
     assert found is not None
     assert found in read(bounds).groups
     return found
@@ -54,7 +54,7 @@ def test_an_empty_queue():
     found = read()
     assert (found.groups, found.lag, found.live, found.oldest_at) == ((), Count(0), frozenset(), None)
     assert found.outbox == OutboxOverview({}, {}, Count(0), None)
-    assert get_group(*G, using=USING) is None
+    assert group_of(*G, using=USING) is None
 
 
 @both_modes

@@ -13,8 +13,9 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from django_mysqlqueue import publish, subscriber
-from django_mysqlqueue.inspection import check_health, find_causes, find_problems, get_overview, status_of
+from django_mysqlqueue.inspection import check_health, find_causes, find_problems, get_overview
 from django_mysqlqueue.inspection.bounds import PAGES
+from django_mysqlqueue.inspection.causes import status_of
 from django_mysqlqueue.inspection.subscribers import read_refusals
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import SubscriberHeartbeat

@@ -9,7 +9,8 @@ from health_check.exceptions import ServiceUnavailable
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.health import QueueHealth
-from django_mysqlqueue.inspection import always_failing, find_causes, find_problems, get_overview, status_of
+from django_mysqlqueue.inspection import always_failing, find_causes, find_problems, get_overview
+from django_mysqlqueue.inspection.causes import status_of
 from django_mysqlqueue.models import DeliveryEvent, DeliveryState
 from django_mysqlqueue.options.backoff import Backoff
 from tests.support.harness import USING, Sub, handler, sequence
@@ -313,8 +314,8 @@ def test_of_a_key_whose_rows_are_not_read_down_to_a_failing_one_nothing_is_known
     sequence()
     sub.step()
     started = {GroupRef("g", "t"): 0}
-    known = always_failing.find_keys(Session(USING), started, least=10, recent=0)[GroupRef("g", "t")]
+    known = always_failing.find_keys(Session(USING), started, least=10, recent=0, acked={})[GroupRef("g", "t")]
     assert "globex" in known.names
     monkeypatch.setattr(always_failing, "ROWS", 20 if failing == "all" else 12)
-    known = always_failing.find_keys(Session(USING), started, least=10, recent=0).get(GroupRef("g", "t"))
+    known = always_failing.find_keys(Session(USING), started, least=10, recent=0, acked={}).get(GroupRef("g", "t"))
     assert ("globex" in getattr(known, "names", ())) == (failing == "all")

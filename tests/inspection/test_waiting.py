@@ -10,11 +10,11 @@ from django.core.management import call_command
 from django.db.models import F
 
 from django_mysqlqueue import publish_many
-from django_mysqlqueue.inspection import list_groups
 from django_mysqlqueue.models import OutboxMessage, PartitionLease, QueueMessage
 from django_mysqlqueue.operations import dropping, seeking
 from tests.support.harness import USING, Sub, handler, problems_found
 from tests.support.health import backlog, kinds, queuestatus, register, run
+from tests.support.inspected import groups_of
 from tests.support.internals import GroupRef, groups
 
 pytestmark = pytest.mark.still_clock
@@ -111,12 +111,12 @@ def test_messages_for_one_group_wait_for_that_group_alone(db):
         groups.register(USING, GroupRef(name, "t"), mode="ordered", start="earliest")
     publish_many("t", range(3))
     OutboxMessage.objects.update(target_group="other")
-    assert [(group.ref.group, group.has_work) for group in list_groups()] == [("g", False), ("other", True)]
+    assert [(group.ref.group, group.has_work) for group in groups_of()] == [("g", False), ("other", True)]
     (problem,) = problems_found()
     assert (problem.kind, problem.ref) == ("no_subscriber", GroupRef("other", "t"))
     assert problem.text.startswith("No live subscribers for other/t; 3 messages are waiting")
     publish_many("t", range(2))
-    assert [group.waiting.count.value for group in list_groups()] == [2, 5]
+    assert [group.waiting.count.value for group in groups_of()] == [2, 5]
 
 
 def test_the_status_tells_of_an_outbox_that_live_subscribers_do_not_move(db, clock):
@@ -144,6 +144,6 @@ def test_a_lost_subscriber_is_told_only_while_that_matters(db, clock):
     assert f"Subscriber {lost.name} of g/t is lost" in run()[1], "a partition without work has its name yet"
     PartitionLease.objects.all().delete()
     assert " is lost" not in run()[1]
-    assert any(not row.live for row in list_groups(using=USING)[0].subscribers), "still on its page"
+    assert any(not row.live for row in groups_of(using=USING)[0].subscribers), "still on its page"
     backlog(1)
     assert f"Subscriber {lost.name} of g/t is lost" in run()[1]

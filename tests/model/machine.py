@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from django_mysqlqueue import Message, cancel, publish_many
 from django_mysqlqueue.exceptions import OperationRefused, StaleDelivery
 from django_mysqlqueue.filter_policies import FilterPolicy
-from django_mysqlqueue.inspection import get_overview, get_partition_backlogs, list_partitions
+from django_mysqlqueue.inspection import get_overview, list_partitions
 from django_mysqlqueue.models import ConsumerGroup, DeliveryState, OutboxMessage, PartitionLease
 from django_mysqlqueue.operations import dropping, group_settings, retrying
 from django_mysqlqueue.operations.dead_lettering import dead_letter_now
@@ -28,6 +28,7 @@ from tests.model.sql_clients import SqlClients
 from tests.support import garbage, invariants, oracle
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, handler, lag
+from tests.support.inspected import backlogs_of
 from tests.support.internals import (
     Batch,
     Claimed,
@@ -705,7 +706,7 @@ class Machine(OtherDatabase, SqlClients, Refusals):
             assert not shown.live or shown.lag.exact
             listing = list_partitions(group=ref.group, topic=ref.topic, using=USING, limit=1000)
             lags = {one.key: one.lag for one in listing.partitions if one.lag}
-            backlogs = get_partition_backlogs(*ref, using=USING)
+            backlogs = backlogs_of(*ref, using=USING)
             assert backlogs is not None
             assert lags == {key: lag for key, lag in backlogs.lags.items() if lag}, ref
             ages = [one.oldest_at for one in listing.partitions if one.oldest_at is not None]

@@ -10,12 +10,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.inspection import get_group
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Rollup
 from django_mysqlqueue.operations import pausing
 from django_mysqlqueue.options.backoff import Backoff
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler
+from tests.support.inspected import group_of
 from tests.support.internals import Count, Entered, GroupRef, Session, maintenance, pruning, rollups, samples, unclaimed
 from tests.support.scenarios import G, log
 
@@ -70,7 +70,7 @@ def test_a_sample_is_the_backlog_of_the_overview(db, clock, mode):
     sub.step()
     clock.advance(5)
     maintain(sub)
-    group = get_group(*G)
+    group = group_of(*G)
     assert group.in_flight
     assert group.retrying
     assert group.lag == Count(20)
@@ -97,7 +97,7 @@ def test_messages_of_before_the_start_offset_and_for_other_groups_do_not_count(d
     QueueMessage.objects.filter(payload=b"0").update(target_group="late")
     maintain(sub)
     assert sampled(ref=GroupRef("late", "t")) == [(Count(2), 0)]
-    assert sampled()[0][0] == get_group(*G).lag
+    assert sampled()[0][0] == group_of(*G).lag
 
 
 def test_a_paused_group_is_sampled(db, clock):

@@ -26,10 +26,8 @@ from django_mysqlqueue.inspection import (
     dead_letters,
     error_kinds,
     find_problems,
-    get_group,
     get_job,
     get_overview,
-    get_partition_backlogs,
     jobs,
     limited,
     list_errors,
@@ -91,6 +89,7 @@ from tests.support import garbage, job_worlds, schedule_worlds
 from tests.support.claims import claimant_of
 from tests.support.filtering import EU, US
 from tests.support.harness import USING, Sub, first_place, handler, lag, sequence
+from tests.support.inspected import backlogs_of, group_of
 from tests.support.internals import (
     Action,
     DeadLetterFilter,
@@ -472,7 +471,7 @@ def _read_jobs() -> None:
     assert {one.task for one in summarize_tasks(using=USING).tasks} >= {found.summary.task}
     found_topics = summarize_topics(session, ["t"], (), 0, bounds=dataclasses.replace(PAGES, count=0))
     assert found_topics[0].oldest_at
-    always_failing.find_tasks(session, {job_worlds.JOBS: 0}, least=1, recent=0)
+    always_failing.find_tasks(session, {job_worlds.JOBS: 0}, least=1, recent=0, acked={})
     partitions.in_flight(session, job_worlds.JOBS)
     JobResult.objects.filter(status="READY").update(retry_at=session.now() + 60_000)
     assert jobs.waiting(session, limit=1)
@@ -790,14 +789,14 @@ def _glance(session: Session, ref: GroupRef) -> None:
     seen = find_problems(found)
     assert "unread" in {one.topic for one in seen}
     subscriber_problems._with_leases(Session(USING), ["gone", "vanished"])
-    group = get_group(*ref, using=USING)
+    group = group_of(*ref, using=USING)
     assert group is not None
     beginnings.of_groups(session, [dataclasses.replace(group, paused=True, subscribers=())])
     beginnings.of_groups(session, [dataclasses.replace(group, ref=GroupRef("none", "t"), subscribers=())])
     rule = beginnings.Rule(0.5, 10)
     beginnings.of_failures(session, [ref], found.now, rule, most=10, window=600)
     beginnings.of_messages(session, {Failed(ref, head.offset): 0 for head in group.heads})
-    always_failing.find_keys(session, {ref: 0}, least=1, recent=0)
+    always_failing.find_keys(session, {ref: 0}, least=1, recent=0, acked={})
     few = [head.offset for head in group.heads[:2]]
     always_failing.failed_at(session, ref, few)
     recorded = always_failing.recorded_deliveries(session, [ref], 100)[ref]
@@ -815,7 +814,7 @@ def _glance(session: Session, ref: GroupRef) -> None:
     assert list_partitions(using=USING, prefix="k", after=listing.after, limit=10).partitions
     few = Bounds(surveyed_partitions=2, depth=1)  # of tens of thousands
     for given in ({}, {"bounds": few}, {"bounds": few, "prefix": "k"}):
-        backlogs = get_partition_backlogs(*ref, using=USING, **given)
+        backlogs = backlogs_of(*ref, using=USING, **given)
         assert backlogs is not None
         assert not (backlogs.whole and given)
         assert "k1" in backlogs.furthest

@@ -15,8 +15,8 @@ from django_mysqlqueue.admin import charts
 from django_mysqlqueue.admin.formatting import messages
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_release
-from django_mysqlqueue.inspection import PartitionBacklogs, partitions
-from django_mysqlqueue.inspection.partitions import ListedGroup, PartitionPosition
+from django_mysqlqueue.inspection import partitions
+from django_mysqlqueue.inspection.partitions import ListedGroup, PartitionBacklogs, PartitionPosition
 from django_mysqlqueue.inspection.subscribers import read_subscribers
 from django_mysqlqueue.inspection.topics import TopicSummary, summarize_topics
 from django_mysqlqueue.names.keys import lane_of

@@ -9,7 +9,8 @@ import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from django_mysqlqueue.inspection import find_causes, find_problems, get_overview, status_of
+from django_mysqlqueue.inspection import find_causes, find_problems, get_overview
+from django_mysqlqueue.inspection.causes import status_of
 from django_mysqlqueue.metrics.queue import QueueCollector
 from django_mysqlqueue.models import SubscriberHeartbeat
 from tests.support.harness import USING, Going, Sub, handler, in_thread
