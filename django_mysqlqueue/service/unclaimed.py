@@ -8,7 +8,7 @@ from typing import NamedTuple
 from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.db.tables import OFFSETS
 from django_mysqlqueue.service.refs import GroupRef
-from django_mysqlqueue.sql.session import Session, flat
+from django_mysqlqueue.sql.session import Session
 
 
 def positions(session: Session, ref: GroupRef, keys: Iterable[str]) -> dict[str, tuple[int, int]]:
@@ -65,14 +65,9 @@ def count(session: Session, ref: GroupRef, piece: Sequence[tuple[int, str]], *, 
 
     ``piece``: offset up to which the group has claimed, and partition key; few enough for one statement.
     """
-    each = (
-        f"SELECT m.partition_key AS k, m.`offset` AS place {log_queries.unclaimed_of_partition(session)} "
-        "ORDER BY m.`offset` LIMIT %s"
+    select = (
+        "SELECT %s AS k, COUNT(*), MIN(w.place), MAX(w.place) FROM (SELECT m.`offset` AS place "
+        f"{log_queries.unclaimed_of_partition(session)} ORDER BY m.`offset` LIMIT %s) w"
     )
-    # From the rows of all, since a derived table for each partition costs as much as some messages.
-    rows = session.rows(
-        "SELECT w.k, COUNT(*), MIN(w.place), MAX(w.place) "
-        f"FROM ({session.dialect.union(*[each] * len(piece))}) w GROUP BY w.k",
-        flat((ref.topic, key, position, ref.group, depth) for position, key in piece),
-    )
-    return {key: Counted(*counted) for key, *counted in rows}
+    rows = session.each(select, [(key, ref.topic, key, position, ref.group, depth) for position, key in piece])
+    return {key: Counted(*counted) for key, *counted in rows if counted[0]}
