@@ -471,7 +471,7 @@ def _read_jobs() -> None:
     assert {one.task for one in summarize_tasks(using=USING).tasks} >= {found.summary.task}
     found_topics = summarize_topics(session, ["t"], (), 0, bounds=dataclasses.replace(PAGES, count=0))
     assert found_topics[0].oldest_at
-    always_failing.find_tasks(session, {job_worlds.JOBS: 0}, least=1, recent=0, acked={})
+    always_failing.find_tasks(session, {job_worlds.JOBS: 0}, least=1, recent=0)
     partitions.in_flight(session, job_worlds.JOBS)
     JobResult.objects.filter(status="READY").update(retry_at=session.now() + 60_000)
     assert jobs.waiting(session, limit=1)
