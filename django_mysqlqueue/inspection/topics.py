@@ -107,7 +107,7 @@ def disk(session: Session, overview: QueueOverview, most: int | None) -> Iterato
     found = summarize_topics(session, overview.topics, overview.groups, overview.now)
     largest = max(found, key=lambda one: one.bytes or 0)
     share = (largest.bytes or 0) / max(1, sum(one.bytes or 0 for one in found))
-    text = _("The log takes about %(size)s of disk (limit %(most)s), %(share)s of it are messages of topic %(topic)s.")
+    text = _("The log takes about %(size)s of disk (limit %(most)s); %(share)s of it is topic %(topic)s.")
     advice = ""
     if largest.held_since is not None:
         text += " " + _("GC waits for %(holder)s.")

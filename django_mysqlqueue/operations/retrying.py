@@ -160,9 +160,7 @@ def _retry(
     if dry_run and number:
         more += [_("This time is in the past: the messages will be retried now.")] if at and not due else []
         more.append(
-            _("Their attempts will be counted from 1 again.")
-            if reset_attempts
-            else _("Each of them is an attempt: those whose last attempt fails are dead-lettered.")
+            _("Their attempts will be counted from 1 again.") if reset_attempts else _("Each retry uses up an attempt.")
         )
         warnings += _order_warnings(found) if due else []
     return result_of(Result, RETRY, number, said % values, *more, dry_run=dry_run, warnings=tuple(warnings))

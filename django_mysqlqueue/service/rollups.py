@@ -32,7 +32,7 @@ SUMMED = ("entered", "entered_minutes", "acked", "failed", "dead_lettered", *PAS
 FAILURES = "CASE WHEN failed > dead_lettered THEN failed ELSE dead_lettered END"
 """``Bucket.failures`` in SQL."""
 COLUMNS = ("backlog", "backlog_exact", "oldest_ms", "sampled_at", *SUMMED, *LATENCY_COLUMNS)
-"""What is read of a row. One subscriber per minute writes the first four."""
+"""What is read of a row. One subscriber per minute writes the first six."""
 BY_KEY = " AND ".join(f"s.{name} = v.{name}" for name in KEY)
 CHUNK = 1000
 

@@ -87,7 +87,7 @@ LOCKED_ROWS = (
 
 
 TABLE_SIZE = (
-    "SELECT data_length + index_length FROM information_schema.tables "
+    "SELECT COALESCE(SUM(data_length + index_length), 0) FROM information_schema.tables "
     "WHERE table_schema = DATABASE() AND table_name = %s"
 )
 

@@ -31,6 +31,8 @@ class History:
 
     def __init__(self, backlog, entered, settled):
         self.numbers = [backlog]
+        self.oldest = 90
+        """The age of the oldest message in seconds."""
         self.entered, self.settled = [], []
         for second in range(60 * len(entered)):
             comes = entered[second // 60]
@@ -68,7 +70,8 @@ class History:
             group(*heads, subscribers=[live()], **values), lag=Count(number).capped(COUNTED), registered_at=START
         )
         if heads:
-            at = dataclasses.replace(at, heads=(dataclasses.replace(heads[0], published_at=now - 90_000),))
+            first = dataclasses.replace(heads[0], published_at=now - self.oldest * 1000)
+            at = dataclasses.replace(at, heads=(first,))
         buckets = self.buckets(second)
         samples = [
             one for one in buckets if one.backlog is not None and one.at >= now // MINUTE_MS * MINUTE_MS - 120_000
@@ -137,8 +140,24 @@ def test_a_long_backlog_that_grows_is_a_problem_until_it_falls():
             assert kinds == [], second
         elif 190 <= second < 420:
             assert kinds == [("behind", 1)], second
-    text = "falls behind: 1,800 messages are waiting, the oldest for 1 min 30 s. 15/s are settled, and more come in."
-    assert text in history.problems(180 + 120)[0].text
+    text = history.problems(180 + 120)[0].text
+    assert "falls behind: 1,800 messages are waiting, the oldest for 1 min 30 s." in text
+    assert "settles 15 messages per second" in text
+
+
+@pytest.mark.parametrize(("oldest", "time"), [(29, "-"), (30, "never")])
+def test_a_backlog_that_grows_may_have_come_in_the_last_half_minute(oldest, time):
+    history = History(200, [20] * 6, [5] * 6)
+    history.oldest = oldest
+    assert history.row(200).time_to_drain == time
+    assert [one.kind for one in history.problems(200)] == (["behind"] if time == "never" else [])
+
+
+def test_a_backlog_that_grows_for_a_moment_is_no_problem_of_speed():
+    history = History(20_000, [0] * 4 + [40], [50] * 4 + [0])
+    for second in range(270, 290, 5):
+        assert history.row(second).time_to_drain == "never"
+        assert history.problems(second) == [], second
 
 
 def test_a_burst_is_caught_up_with():

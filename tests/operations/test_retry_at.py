@@ -90,7 +90,7 @@ def test_a_time_in_the_past_is_now(waiting):
     planned, note, attempts = plan(at=past).summary
     assert planned == "Messages of the group g/t that will be retried now: 2."
     assert note == "This time is in the past: the messages will be retried now."
-    assert attempts == "Each of them is an attempt: those whose last attempt fails are dead-lettered."
+    assert attempts == "Each retry uses up an attempt."
     assert operations.retry(*REF, at=past, actor="ada").changed == 2
     assert dues() == [0, 0]
 
