@@ -143,10 +143,7 @@ def speed(group: GroupOverview, recent: Sequence[Bucket], now: int) -> Iterator[
         yield of_group(2, "catching_up", text % {**values, "needs": needs % {"time": duration(drain)}})
     elif drain_of(group, recent, now, shortest=GROWING) == float("inf"):
         rates = current_rates(rollups.summed(recent), now, registered_at=group.registered_at)
-        text = _(
-            "%(ref)s falls behind: %(lag)s, the oldest for %(age)s. It settles %(out)s messages per second, and more "
-            "come in."
-        )
+        text = _("%(ref)s falls behind: %(lag)s, the oldest for %(age)s. It settles %(out)s a second; more come in.")
         yield of_group(1, "behind", text % {**values, "out": messages_per_second(rates.settled)})
 
 
@@ -178,9 +175,7 @@ def failures(
         yield from _failing(group, attempts, now, run, harmed, harmed.value + _held_up(group, handler))
     advice = ""
     if _still_fails(group, attempts, now):
-        advice = _(
-            "Fix the cause first, then redrive: most of the newest attempts failed, and redriven messages would, too."
-        )
+        advice = _("Fix the cause first, then redrive: most of the newest attempts failed. Redriven ones would, too.")
     if most is not None and recent.value > most:
         text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s (limit %(limit)s).")
         values = {"ref": ref, "number": str(recent), "window": duration(attempts.window), "limit": f"{most:,}"}

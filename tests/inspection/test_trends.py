@@ -142,7 +142,7 @@ def test_a_long_backlog_that_grows_is_a_problem_until_it_falls():
             assert kinds == [("behind", 1)], second
     text = history.problems(180 + 120)[0].text
     assert "falls behind: 1,800 messages are waiting, the oldest for 1 min 30 s." in text
-    assert "settles 15 messages per second" in text
+    assert "settles 15 a second" in text
 
 
 @pytest.mark.parametrize(("oldest", "time"), [(29, "-"), (30, "never")])
