@@ -8,10 +8,10 @@
 # make explore        run every pair of operations under every schedule with at most BOUND=n preemptions (ENGINE= STATISTICS= JOBS= ONLY= REPLAY= RECORD= STATEMENTS=)
 # make soak           kill, freeze and disconnect a running queue for MINUTES=n, then account for every message (ENGINE=mariadb|mysql SEED=n REPORT=folder)
 # make conformance    test backends for django.tasks in throw-away environments, and write docs/reference/task-backends.md
-# make lint           run ruff, mypy and the import contracts
+# make lint           run ruff, mypy and the import contracts, and compare the modules that both packages have
 # make docs           build the documentation into .test/docs
-# make reference      update the generated parts of the documentation
-# make wheel          build the wheel and the sdist into dist/
+# make reference      update the generated parts of the documentation, and the modules that Spark's package has too
+# make wheel          build the wheels and the sdists into dist/
 # make clean          delete .venv, .test, demo-output, build products and caches
 
 SHELL := /bin/sh
@@ -64,7 +64,7 @@ demo: $(INSTALLED)
 
 pipeline-demo: $(INSTALLED)
 	$(PYTHON) tools/servers.py install java
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[example,spark]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e ./spark -e '.[example,spark]'
 	$(BIN)/python manage.py migrate -v 0
 	$(BIN)/python manage.py pipelinedemo $(if $(EVENTS),--events $(EVENTS))
 
@@ -101,6 +101,7 @@ lint: check-python
 	$(PYTHON) tools/run_tests.py --only format
 	$(PYTHON) tools/run_tests.py --only types
 	$(PYTHON) tools/run_tests.py --only imports
+	$(PYTHON) tools/shared_modules.py --check
 
 docs: check-python
 	$(PYTHON) tools/run_tests.py --only docs
@@ -112,12 +113,14 @@ reference: check-python
 	$(BIN)/python -m pip install -q -c constraints.txt griffelib ruff
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/guarantee_tests.py
+	$(PYTHON) tools/shared_modules.py
 
 wheel: check-python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt build
 	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m build -o dist spark
 
 clean:
 	rm -rf build dist $(VENV) .test .mypy_cache .ruff_cache .pytest_cache demo-output

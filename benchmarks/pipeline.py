@@ -123,10 +123,10 @@ def fill(rows: int, days: int, *, begin: int = 0) -> None:
 def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[str, Any]]:
     from django.db import connection
 
-    from django_mysqlqueue.pipeline import project
-    from django_mysqlqueue.pipeline.session import session
+    from django_mysqlqueue.management.spark import project_place
+    from pyspark_mysqlqueue.session import session
 
-    place = project.place("default")
+    place = project_place("default")
     settings = {"spark.driver.memory": "4g", "spark.sql.parquet.compression.codec": "zstd"}
     if JAR.exists():
         settings["spark.jars"] = str(JAR)
@@ -220,7 +220,7 @@ def _ready_batches(rows: int, partitions: int) -> Any:
     """Return a data source that yields the same batch again and again without a database: Spark's own limit."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-    from django_mysqlqueue.pipeline.log_schema import ddl
+    from pyspark_mysqlqueue.log_schema import ddl
 
     class Ready(DataSource):
         @classmethod
@@ -238,8 +238,8 @@ def _ready_batches(rows: int, partitions: int) -> Any:
             return [InputPartition(number) for number in range(partitions)]
 
         def read(self, partition: InputPartition) -> Any:
-            from django_mysqlqueue.pipeline.batches import Selection
-            from django_mysqlqueue.pipeline.log_schema import NAMES
+            from pyspark_mysqlqueue.batches import Selection
+            from pyspark_mysqlqueue.log_schema import NAMES
 
             row = (1, b"orders", b"k1", b"i" * 36, b"x" * 200, 200, b"{}", 1_790_000_000_000, 1_790_000_000_000, b"")
             batch = Selection(NAMES).batch([row] * 2000)
@@ -251,7 +251,7 @@ def _ready_batches(rows: int, partitions: int) -> Any:
 
 def _driver(place: Any, rows: int) -> None:
     """Read with one process and one connection, without Arrow: the limit of Python's driver."""
-    from django_mysqlqueue.pipeline.log_schema import NAMES
+    from pyspark_mysqlqueue.log_schema import NAMES
 
     seen = 0
     with place.connect() as database:
@@ -274,9 +274,9 @@ def _archive(spark: Any, place: Any, path: Path, last: int, *, verified: bool) -
     from unittest import mock
 
     from django_mysqlqueue.models import ArchiveSegment
-    from django_mysqlqueue.pipeline.archive import files, run
-    from django_mysqlqueue.pipeline.archive.files import Root
-    from django_mysqlqueue.pipeline.archive.run import Job
+    from pyspark_mysqlqueue.archive import files, run
+    from pyspark_mysqlqueue.archive.files import Root
+    from pyspark_mysqlqueue.archive.run import Job
 
     ArchiveSegment.objects.all().delete()
     shutil.rmtree(path, ignore_errors=True)
@@ -286,7 +286,7 @@ def _archive(spark: Any, place: Any, path: Path, last: int, *, verified: bool) -
     work = files.write_span
 
     def unverified(place: Any, root: Any, segment: str, span: Any) -> Any:
-        from django_mysqlqueue.pipeline import checksums
+        from pyspark_mysqlqueue import checksums
 
         with (
             mock.patch.object(checksums, "of_log", return_value=checksums.Sum()),

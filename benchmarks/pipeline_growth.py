@@ -61,14 +61,15 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace, server: int, path: Path) -> list[dict[str, Any]]:
     from benchmarks.pipeline import fill
+    from django_mysqlqueue.management.spark import project_place
     from django_mysqlqueue.models import ArchiveSegment
-    from django_mysqlqueue.pipeline import frames, project
-    from django_mysqlqueue.pipeline.archive import run
-    from django_mysqlqueue.pipeline.archive.files import Root
-    from django_mysqlqueue.pipeline.archive.run import Job
-    from django_mysqlqueue.pipeline.session import session
+    from pyspark_mysqlqueue import frames
+    from pyspark_mysqlqueue.archive import run
+    from pyspark_mysqlqueue.archive.files import Root
+    from pyspark_mysqlqueue.archive.run import Job
+    from pyspark_mysqlqueue.session import session
 
-    place = project.place("default")
+    place = project_place("default")
     settings = {"spark.driver.memory": "4g", "spark.sql.parquet.compression.codec": "zstd"}
     spark = session(options.master, settings=settings)
     job = Job(spark, place, Root(str(path)))

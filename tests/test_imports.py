@@ -48,11 +48,11 @@ UNUSED = (
     "django_mysqlqueue.metrics",
     "django_mysqlqueue.operations",
     "django_mysqlqueue.otel",
-    "django_mysqlqueue.pipeline",
     "django_mysqlqueue.procedures.installing",
     "django_mysqlqueue.runtime.process.supervisor",
     "django_mysqlqueue.subscriptions.effective",
     "django_mysqlqueue.testing",
+    "pyspark_mysqlqueue",
     "tqdm",
 )
 """What a subscriber of a project with the dashboard, jobs and tails does not use."""

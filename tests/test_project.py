@@ -134,19 +134,31 @@ def test_migrations_go_back_and_forth(db):
 @pytest.mark.any_engine
 @pytest.mark.any_version
 def test_the_pipeline_needs_no_django():
-    """Spark's executors have none; what is for projects is apart."""
+    """Spark's executors have none, nor the app."""
+    spark = ROOT / "spark"
     modules = [
-        ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for file in (ROOT / "django_mysqlqueue" / "pipeline").rglob("*.py")
-        if file.name not in ("project.py", "__main__.py")
+        ".".join(file.relative_to(spark).with_suffix("").parts)
+        for file in (spark / "pyspark_mysqlqueue").rglob("*.py")
+        if file.name != "__main__.py"
     ]
     code = (
-        "import sys, importlib; sys.modules['django'] = None; "
-        f"[importlib.import_module(name) for name in {[*modules, 'pyspark_mysqlqueue']!r}]"
+        "import sys, importlib; sys.modules['django'] = sys.modules['django_mysqlqueue'] = None; "
+        f"[importlib.import_module(name) for name in {modules!r}]"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=spark, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert len(modules) > 10
+
+
+@pytest.mark.any_engine
+@pytest.mark.any_version
+def test_what_both_packages_have_is_the_same():
+    done = subprocess.run(
+        [sys.executable, "tools/shared_modules.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout or done.stderr
 
 
 @pytest.mark.any_engine

@@ -37,6 +37,7 @@ import griffe
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "django_mysqlqueue"
+SPARK_PACKAGE = "pyspark_mysqlqueue"
 REGION = re.compile(r"^<!-- generated: (\S+) -->\n(?:(?!^<!-- generated:).)*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINE = 88
@@ -76,15 +77,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Source:
-    """The parsed package."""
+    """The parsed packages."""
 
     package: griffe.Module
+    modules: griffe.ModulesCollection
     root: Path
 
     @classmethod
     def read(cls, root: Path) -> Source:
         loader = griffe.GriffeLoader(
-            search_paths=[root],
+            search_paths=[root, root / "spark"],
             allow_inspection=False,
             docstring_parser=griffe.Parser.google,
             docstring_options={
@@ -94,18 +96,20 @@ class Source:
             },
         )
         package = loader.load(PACKAGE, try_relative_path=False)
+        if (root / "spark" / SPARK_PACKAGE).is_dir():
+            loader.load(SPARK_PACKAGE, try_relative_path=False)
         loader.resolve_aliases()
         assert isinstance(package, griffe.Module)
-        source = cls(package, root)
+        source = cls(package, loader.modules_collection, root)
         _spell_out_arguments(source, package)
         return source
 
     def find(self, path: str) -> griffe.Object | None:
-        """Return the object with a dotted path, after imports are resolved; None if it is not in the package."""
-        if not path.startswith(f"{PACKAGE}."):
+        """Return the object with a dotted path, after imports are resolved; None if it is not in the packages."""
+        if path.partition(".")[0] not in (PACKAGE, SPARK_PACKAGE):
             return None
         try:
-            found = self.package[path.removeprefix(f"{PACKAGE}.")]
+            found = self.modules[path]
             return found.final_target if isinstance(found, griffe.Alias) else found
         except (KeyError, griffe.AliasResolutionError):
             return None
@@ -545,11 +549,15 @@ def _rewritten(page: Path, text: str, source: Source, index: Index) -> str:
 
 
 def _layers(project: Path) -> str:
-    """Return a drawing of the layers in the import contract of a pyproject.toml, from the top down."""
+    """Return a drawing of the layers in the package's import contract in a pyproject.toml, from the top down."""
     contracts = tomllib.loads(project.read_text())["tool"]["importlinter"]["contracts"]
-    found = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    found = [
+        contract["layers"]
+        for contract in contracts
+        if contract["type"] == "layers" and contract["containers"] == [PACKAGE]
+    ]
     if len(found) != 1:
-        raise Fault(f"{project}: {len(found)} import contracts have layers, instead of one")
+        raise Fault(f"{project}: {len(found)} import contracts of {PACKAGE} have layers, instead of one")
     lines = ["   ".join(re.findall(r"\w+", layer)) for layer in found[0]]
     width = max(map(len, lines)) + 2
     rows = "\n".join(f"│ {line:{width - 2}} │" for line in lines)

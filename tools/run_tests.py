@@ -211,7 +211,7 @@ def steps(*, measured: bool) -> list[Step]:
         Step("pipeline of the engine, MariaDB", NEW, pipeline_of_the_engine, "mariadb", needs="java"),
         Step("pipeline of the engine, MySQL", NEW, pipeline_of_the_engine, "mysql", needs="java"),
         Step("core, MariaDB 10.11", OLD, (*of_the_engine, *CONFORMANCE, *CORE), "mariadb-10.11"),
-        Step("packaging and tutorial", OLD, packaging),
+        Step("packaging and tutorial", OLD, packaging, needs="java"),
         Step("tools, SQLite", OLD, (*any_engine, *OF_TOOLS), "sqlite", needs="promtool"),
         Step("pages, SQLite", OLD, (*coverage, *of_the_engine, "tests/admin"), "sqlite"),
         Step("conformance, MySQL", OLD, (*everything, *CONFORMANCE), "mysql"),
@@ -227,6 +227,7 @@ def lint_steps() -> list[Step]:
         Step("format", NEW, ("-m", "ruff", "format", "--check", ".")),
         Step("types", NEW, ("-m", "mypy")),
         Step("imports", NEW, ("-c", "from importlinter.cli import lint_imports_command as lint; lint()")),
+        Step("shared modules", NEW, ("tools/shared_modules.py", "--check")),
     ]
 
 
@@ -354,13 +355,18 @@ def prepare(leg: Leg) -> Path:
     folder, interpreter = leg.folder, leg.interpreter
     constraints = ROOT / "constraints.txt"
     stamp = folder / "installed"
-    wanted = constraints.read_text() + (ROOT / "pyproject.toml").read_text()
+    wanted = "".join(
+        path.read_text() for path in (constraints, ROOT / "pyproject.toml", ROOT / "spark" / "pyproject.toml")
+    )
     if stamp.exists() and stamp.read_text() == wanted:
         return interpreter
     shutil.rmtree(folder, ignore_errors=True)
     for command in (
         [python, "-m", "venv", str(folder)],
-        [str(interpreter), "-m", "pip", "install", "-q", "-c", str(constraints), "-e", f"{ROOT}[{leg.extras}]"],
+        [
+            *(str(interpreter), "-m", "pip", "install", "-q", "-c", str(constraints)),
+            *("-e", str(ROOT / "spark"), "-e", f"{ROOT}[{leg.extras}]"),
+        ],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

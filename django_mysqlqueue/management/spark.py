@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db import connections
 
 from django_mysqlqueue.management.base import QueueCommand
 from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service.databases import queue_aliases
 
+if TYPE_CHECKING:
+    from pyspark_mysqlqueue.databases import Place
+
+PASSED_ON = (
+    "host",
+    "port",
+    "user",
+    "passwd",
+    "password",
+    "db",
+    "database",
+    "unix_socket",
+    "ssl",
+    "ssl_mode",
+    "read_default_file",
+    "read_default_group",
+)
+"""The driver's arguments that locate the database. The others configure Django's own connection."""
+
 
 class SparkCommand(QueueCommand):
-    """A command of ``python -m django_mysqlqueue.pipeline`` on one database of the project's queue.
+    """A command of ``python -m pyspark_mysqlqueue`` on one database of the project's queue.
 
     An archive or a report is about one log, and the workers of a Spark session know one database. So the command does
     not go through all databases; if there are several, the output names the one that it works on.
@@ -37,13 +59,12 @@ class SparkCommand(QueueCommand):
 
     def run_on(self, using: str, options: dict[str, Any]) -> None:
         """Run the pipeline's command with the project's connection and settings."""
-        from django_mysqlqueue.pipeline import project
-        from django_mysqlqueue.pipeline.errors import PipelineError
+        from pyspark_mysqlqueue.errors import PipelineError
 
         self.check_names(using, options)
         given = {**options, "path": options["path"] or get_settings().archive_path, **self.of_project(using)}
         try:
-            _cli().command(self.name).work(given, project.place(using), self._naming(using, options))
+            _cli().command(self.name).work(given, project_place(using), self._naming(using, options))
         except PipelineError as error:
             raise CommandError(str(error)) from error
 
@@ -57,9 +78,43 @@ class SparkCommand(QueueCommand):
         return self.stdout.write
 
 
+def project_place(using: str) -> Place:
+    """Return the queue's database of this project, and pass it to Spark's workers through the environment.
+
+    Call it before the Spark session starts: the workers inherit the environment of that moment.
+
+    Args:
+        using: The alias of the queue's database.
+
+    Raises:
+        PipelineError: A Spark session is running whose workers have another database.
+    """
+    from pyspark_mysqlqueue.databases import URL_VARIABLE, Place
+    from pyspark_mysqlqueue.errors import PipelineError
+
+    connection = connections[using]
+    parameters = connection.get_connection_params()
+    if connection.vendor == "sqlite":
+        # Workers may run in another folder.
+        details = {"sqlite_file": str(Path(parameters["database"]).absolute())}
+    else:
+        details = {name: parameters[name] for name in PASSED_ON if name in parameters}
+    text = json.dumps(details, sort_keys=True)
+    if os.environ.get(URL_VARIABLE) != text:
+        from pyspark import SparkContext
+
+        if SparkContext._gateway is not None:
+            raise PipelineError(
+                f"the workers of the running Spark session do not know the database {using!r}: stop the session "
+                f"first, or start it with {URL_VARIABLE} set"
+            )
+        os.environ[URL_VARIABLE] = text
+    return Place()
+
+
 def _cli() -> Any:
     try:
-        from django_mysqlqueue.pipeline import cli
+        from pyspark_mysqlqueue import cli
     except ImportError as error:
         raise CommandError(
             f"The pipeline needs the extra 'spark': run pip install 'django-mysqlqueue[spark]' ({error})."

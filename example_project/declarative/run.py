@@ -58,9 +58,9 @@ def environment() -> dict[str, str]:
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
     django.setup()
-    from django_mysqlqueue.pipeline import project
+    from django_mysqlqueue.management.spark import project_place
 
-    project.place(DEFAULT_DB_ALIAS)
+    project_place(DEFAULT_DB_ALIAS)
     root = str(HERE.parent.parent)
     paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **os.environ, "PYTHONPATH": paths}

@@ -54,7 +54,8 @@ def test_what_is_imported_from_the_package_exists():
     seen = 0
     for where, tree in parsed():
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "django_mysqlqueue":
+            package = (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else ""
+            if package in ("django_mysqlqueue", "pyspark_mysqlqueue"):
                 for alias in node.names:
                     name = f"{node.module}.{alias.name}"
                     assert _exists(name), (where, name)

@@ -11,6 +11,7 @@ import yaml
 from django.core.management import get_commands, load_command_class
 
 from tests.support.documents import COMMANDS, DOCS, PAGES, blocks
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.any_engine
 
@@ -72,7 +73,7 @@ def test_options_in_words_exist():
     """``--something`` between backticks is an option of one of the queue's commands."""
     known = {option for file in COMMANDS.glob("q*.py") for option in _options(file.stem)}
     known |= _options("runsubscriber")
-    pipeline = COMMANDS.parents[1] / "pipeline" / "cli.py"
+    pipeline = ROOT / "spark" / "pyspark_mysqlqueue" / "cli.py"
     known |= set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', pipeline.read_text()))
     others = {"--help", "--cov", "--exclude"}
     for page in [*DOCS.glob("howto/*.md"), *DOCS.glob("reference/*.md"), *DOCS.glob("explanation/*.md")]:

@@ -2,65 +2,62 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import tarfile
 import tomllib
-import zipfile
-from dataclasses import dataclass
-from email.message import Message
-from email.parser import Parser
 from pathlib import Path
 
 import pytest
 
-from tests.support.distribution import ROOT, copy_project
+from tests.support.distribution import ROOT, Built, build, copy_project
+
+ON_EXECUTORS = """
+import importlib.util, pyspark_mysqlqueue, sqlite3
+assert "site-packages" in pyspark_mysqlqueue.__file__
+assert [importlib.util.find_spec(name) for name in ("django", "django_mysqlqueue")] == [None, None]
+from pyspark_mysqlqueue.log_schema import COLUMNS
+from pyspark_mysqlqueue.session import session
+with sqlite3.connect("log.sqlite3") as database:
+    names = ", ".join(f"`{column.name}`" for column in COLUMNS)
+    values = ["first" if column.name == "id" else 1 if column.kind in ("number", "time") else "" for column in COLUMNS]
+    database.execute(f"CREATE TABLE queue_messages ({names})")
+    database.execute(f"INSERT INTO queue_messages VALUES ({', '.join('?' * len(values))})", values)
+    database.execute("CREATE TABLE queue_sequencer (id, last_offset)")
+    database.execute("CREATE TABLE queue_collected (topic, collected_offset, published_at)")
+frame = session("local[1]").read.format("mysqlqueue").option("sqliteFile", "log.sqlite3").load()
+print(*[(row.offset, row.id) for row in frame.collect()][0])
+"""
+"""Reads a log by Spark where nothing is installed but what executors have."""
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NAME = PROJECT["name"].replace("-", "_")
-RELEASE = f"{NAME}-{PROJECT['version']}"
+RELEASE = f"{PROJECT['name'].replace('-', '_')}-{PROJECT['version']}"
 DATA = ("templates", "static", "locale")
-
-
-@dataclass(frozen=True)
-class Built:
-    wheel: Path
-    sdist: Path
-
-    def names(self) -> set[str]:
-        with zipfile.ZipFile(self.wheel) as archive:
-            return set(archive.namelist())
-
-    def read(self, name: str) -> str:
-        with zipfile.ZipFile(self.wheel) as archive:
-            return archive.read(f"{RELEASE}.dist-info/{name}").decode()
-
-    def metadata(self) -> Message:
-        return Parser().parsestr(self.read("METADATA"))
+SPARK_DATA = ("py.typed", "log4j2.properties", "report/page.html")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    folder = tmp_path_factory.mktemp("distribution")
-    project = copy_project(folder / "project")
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "-o", folder / "dist", project], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = (folder / "dist").glob("*.whl")
-    (sdist,) = (folder / "dist").glob("*.tar.gz")
-    return Built(wheel, sdist)
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_project(tmp_path_factory.mktemp("distribution") / "project")
+
+
+@pytest.fixture(scope="module")
+def built(project: Path) -> Built:
+    return build(project, project.parent / "dist")
+
+
+@pytest.fixture(scope="module")
+def built_for_spark(project: Path) -> Built:
+    return build(project / "spark", project.parent / "dist-spark")
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     package = ROOT / "django_mysqlqueue"
     expected = {str(file.relative_to(ROOT)) for file in package.rglob("*.py")} | {"django_mysqlqueue/py.typed"}
-    # Spark looks for its data sources in packages of such names.
-    expected |= {"pyspark_mysqlqueue/__init__.py"}
-    expected |= {f"django_mysqlqueue/pipeline/{name}" for name in ("log4j2.properties", "report/page.html")}
     expected |= {path.relative_to(ROOT).as_posix() for path in ROOT.glob("django_mysqlqueue/procedures/sql/*.sql")}
     for folder in DATA:
         for file in (package / folder).rglob("*"):
@@ -81,18 +78,29 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
     assert built.read("licenses/LICENSE") == (ROOT / "LICENSE").read_text()
 
 
-def test_the_metadata_is_what_pyproject_says(built: Built) -> None:
+def test_the_wheel_for_spark_holds_its_package_and_nothing_else(built_for_spark: Built) -> None:
+    spark = ROOT / "spark"
+    files = [*spark.rglob("*.py"), *(spark / "pyspark_mysqlqueue" / name for name in SPARK_DATA)]
+    info = {name for name in built_for_spark.names() if name.startswith(f"{built_for_spark.release}.dist-info/")}
+    assert built_for_spark.names() - info == {str(file.relative_to(spark)) for file in files}
+    assert built_for_spark.read("licenses/LICENSE") == (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize(("which", "folder"), [("built", ROOT), ("built_for_spark", ROOT / "spark")])
+def test_the_metadata_is_what_pyproject_says(which: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    built: Built = request.getfixturevalue(which)
+    project = built.project
     metadata = built.metadata()
-    assert built.wheel.name == f"{RELEASE}-py3-none-any.whl"
-    assert metadata["Name"] == PROJECT["name"]
-    assert metadata["Version"] == PROJECT["version"]
-    assert metadata["Requires-Python"] == PROJECT["requires-python"]
-    assert metadata["License-Expression"] == PROJECT["license"]
-    assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+    assert built.wheel.name == f"{built.release}-py3-none-any.whl"
+    assert metadata["Name"] == project["name"]
+    assert metadata["Version"] == project["version"]
+    assert metadata["Requires-Python"] == project["requires-python"]
+    assert metadata["License-Expression"] == project["license"]
+    assert set(metadata.get_all("Provides-Extra", [])) == set(project["optional-dependencies"])
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert [line.lower() for line in required] == [line.lower() for line in PROJECT["dependencies"]]
-    assert metadata.get_payload() == (ROOT / "README.md").read_text()
-    for group, entries in PROJECT.get("entry-points", {}).items():
+    assert [line.lower() for line in required] == [line.lower() for line in project["dependencies"]]
+    assert metadata.get_payload() == (folder / "README.md").read_text()
+    for group, entries in project.get("entry-points", {}).items():
         text = built.read("entry_points.txt")
         assert f"[{group}]" in text
         for name, target in entries.items():
@@ -103,6 +111,10 @@ def test_the_versions_agree() -> None:
     import django_mysqlqueue
 
     assert django_mysqlqueue.__version__ == PROJECT["version"]
+    spark = tomllib.loads((ROOT / "spark" / "pyproject.toml").read_text())["project"]
+    assert spark["version"] == PROJECT["version"]
+    for extra in ("spark", "pipelines"):
+        assert [line.partition("==")[2] for line in PROJECT["optional-dependencies"][extra]] == [PROJECT["version"]]
 
 
 def test_the_sdist_holds_what_the_tests_and_the_documents_need(built: Built) -> None:
@@ -114,6 +126,8 @@ def test_the_sdist_holds_what_the_tests_and_the_documents_need(built: Built) -> 
         "constraints.txt",
         "docs/conf.py",
         "example_project/settings.py",
+        "spark/pyproject.toml",
+        "spark/pyspark_mysqlqueue/source.py",
         "example_project/data/commit_events.jsonl.gz",
         "tests/conftest.py",
         "tests/app/models.py",
@@ -125,14 +139,33 @@ def test_the_sdist_holds_what_the_tests_and_the_documents_need(built: Built) -> 
         assert not name.endswith((".pyc", ".sqlite3")), name
 
 
+def bare() -> dict[str, str]:
+    """The environment, without what leads to this checkout."""
+    return {name: value for name, value in os.environ.items() if name not in ("DJANGO_SETTINGS_MODULE", "PYTHONPATH")}
+
+
 def test_the_installed_wheel_imports_without_settings(built: Built, tmp_path: Path) -> None:
     """In a virtual environment that has neither Django nor a settings module."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", built.wheel], check=True)
-    env = {name: value for name, value in os.environ.items() if name not in ("DJANGO_SETTINGS_MODULE", "PYTHONPATH")}
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", built.wheel], env=bare(), check=True)
     code = "import django_mysqlqueue as q; assert 'site-packages' in q.__file__; print(q.__version__, *q.__all__)"
-    done = subprocess.run([python, "-W", "error", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    done = subprocess.run([python, "-W", "error", "-c", code], cwd=tmp_path, env=bare(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == PROJECT["version"]
     assert "publish" in done.stdout.split()
+
+
+def test_the_wheel_for_spark_needs_no_django(built_for_spark: Built, tmp_path: Path) -> None:
+    """In a virtual environment that has nothing but it and what it requires: Spark finds the source by its name."""
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", built_for_spark.wheel], env=bare(), check=True)
+    # The requirements of this interpreter, because PySpark takes a minute to install.
+    (packages,) = (environment / "lib").glob("python*/site-packages")
+    for name in ("pyspark", "py4j", "pyarrow", "tqdm"):
+        (packages / name).symlink_to(Path(importlib.import_module(name).__file__ or "").parent)
+    done = subprocess.run([python, "-c", ON_EXECUTORS], cwd=tmp_path, env=bare(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "first"]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from django_mysqlqueue.pipeline import project
-from django_mysqlqueue.pipeline.archive.files import Root
-from django_mysqlqueue.pipeline.archive.run import Job
-from django_mysqlqueue.pipeline.databases import Place
-from django_mysqlqueue.pipeline.session import QUIET, session
+from django_mysqlqueue.management.spark import project_place
+from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.databases import Place
+from pyspark_mysqlqueue.session import QUIET, session
 from tests.support.harness import USING
 
 
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def _place(_database: None) -> Place:
-    return project.place(USING)
+    return project_place(USING)
 
 
 @pytest.fixture(scope="session")

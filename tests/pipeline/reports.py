@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from django_mysqlqueue.pipeline.report.queries import Facts
-from django_mysqlqueue.pipeline.tables import Group
+from pyspark_mysqlqueue.report.queries import Facts
+from pyspark_mysqlqueue.tables import Group
 
 DAY = datetime.datetime(2026, 11, 2, tzinfo=datetime.UTC)
 """A Monday."""

@@ -9,12 +9,12 @@ import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from django_mysqlqueue.models import ConsumerGroup, ConsumerOffset, DeliveryEvent, DeliveryState, Rollup
-from django_mysqlqueue.pipeline import tables
-from django_mysqlqueue.pipeline.analytics import deliveries, growth, lag, skew, traffic
-from django_mysqlqueue.pipeline.analytics.common import last_line
-from django_mysqlqueue.pipeline.log_schema import BY_NAME, ddl
-from django_mysqlqueue.pipeline.report.queries import COLUMNS
-from django_mysqlqueue.pipeline.tables import EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
+from pyspark_mysqlqueue import tables
+from pyspark_mysqlqueue.analytics import deliveries, growth, lag, skew, traffic
+from pyspark_mysqlqueue.analytics.common import last_line
+from pyspark_mysqlqueue.log_schema import BY_NAME, ddl
+from pyspark_mysqlqueue.report.queries import COLUMNS
+from pyspark_mysqlqueue.tables import EVENTS_DDL, GROUPS_DDL, ROLLUPS_DDL
 from tests.support.factories import ConsumerGroupFactory, QueueMessageFactory
 from tests.support.internals import LATENCY_COLUMNS
 

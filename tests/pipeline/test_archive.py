@@ -10,11 +10,11 @@ import pytest
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import ArchiveSegment, QueueMessage
-from django_mysqlqueue.pipeline import checksums
-from django_mysqlqueue.pipeline.archive import files, manifest, run
-from django_mysqlqueue.pipeline.databases import Place
-from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.reading import Span
+from pyspark_mysqlqueue import checksums
+from pyspark_mysqlqueue.archive import files, manifest, run
+from pyspark_mysqlqueue.databases import Place
+from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.reading import Span
 from tests.support.archives import HOME, held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, sequence
@@ -165,9 +165,9 @@ def test_nothing_differs_from_null_in_the_checksum(place):
 
 
 def test_the_servers_checksum_is_that_of_arrow(place):
-    from django_mysqlqueue.pipeline.archive.files import EVERYTHING
-    from django_mysqlqueue.pipeline.log_schema import NAMES
-    from django_mysqlqueue.pipeline.reading import Query, rows_of
+    from pyspark_mysqlqueue.archive.files import EVERYTHING
+    from pyspark_mysqlqueue.log_schema import NAMES
+    from pyspark_mysqlqueue.reading import Query, rows_of
 
     for number, text in enumerate(HOSTILE):
         QueueMessageFactory(topic=text, partition_key=text, message_id=text or "-", payload=text.encode() * number)

@@ -7,9 +7,9 @@ from django.core.management import call_command
 
 from django_mysqlqueue import publish_many
 from django_mysqlqueue.models import ArchiveSegment, QueueMessage
-from django_mysqlqueue.pipeline import frames
-from django_mysqlqueue.pipeline.archive import files, run
-from django_mysqlqueue.pipeline.errors import PipelineError
+from pyspark_mysqlqueue import frames
+from pyspark_mysqlqueue.archive import files, run
+from pyspark_mysqlqueue.errors import PipelineError
 from tests.support import garbage
 from tests.support.archives import held, some
 from tests.support.harness import USING, Sub, handler

@@ -9,9 +9,9 @@ import pytest
 
 from django_mysqlqueue import publish_many
 from django_mysqlqueue.models import QueueMessage
-from django_mysqlqueue.pipeline import frames
-from django_mysqlqueue.pipeline.archive import run
-from django_mysqlqueue.pipeline.errors import PipelineError
+from pyspark_mysqlqueue import frames
+from pyspark_mysqlqueue.archive import run
+from pyspark_mysqlqueue.errors import PipelineError
 from tests.support import garbage
 from tests.support.archives import some
 from tests.support.factories import QueueMessageFactory

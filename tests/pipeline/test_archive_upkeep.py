@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from django_mysqlqueue.models import ArchiveSegment
-from django_mysqlqueue.pipeline import checksums
-from django_mysqlqueue.pipeline.archive import files, manifest, run
-from django_mysqlqueue.pipeline.archive.files import Root
-from django_mysqlqueue.pipeline.archive.run import Job
-from django_mysqlqueue.pipeline.errors import PipelineError
+from pyspark_mysqlqueue import checksums
+from pyspark_mysqlqueue.archive import files, manifest, run
+from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.errors import PipelineError
 from tests.support.archives import held, parquet, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING

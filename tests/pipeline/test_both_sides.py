@@ -10,9 +10,9 @@ from django_mysqlqueue import Message, models, publish_many
 from django_mysqlqueue.db import log_queries
 from django_mysqlqueue.inspection import get_overview
 from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
-from django_mysqlqueue.pipeline import log_offsets, log_schema, reading, tables
-from django_mysqlqueue.pipeline.databases import Place
-from django_mysqlqueue.pipeline.options import SourceOptions
+from pyspark_mysqlqueue import log_offsets, log_schema, reading, tables
+from pyspark_mysqlqueue.databases import Place
+from pyspark_mysqlqueue.options import SourceOptions
 from tests.support import garbage, oracle
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence

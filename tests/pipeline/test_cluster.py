@@ -13,9 +13,9 @@ import pytest
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import ArchiveSegment
-from django_mysqlqueue.pipeline.archive import run
-from django_mysqlqueue.pipeline.archive.files import Root
-from django_mysqlqueue.pipeline.archive.run import Job
+from pyspark_mysqlqueue.archive import run
+from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive.run import Job
 from tests.support.archives import held
 from tests.support.harness import sequence
 from tests.support.spark_log import expected
@@ -38,7 +38,7 @@ def test_two_workers_share_an_archive(spark: Any, place: Any, tmp_path: Path) ->
     publish_many("t", (Message({"n": n}, key=f"k{n % 5}") for n in range(500)))
     sequence()
     job = Job(spark, place, Root(str(tmp_path / "archive")))
-    command = [sys.executable, "-m", "django_mysqlqueue.pipeline", "archive", "--task-offsets", "100"]
+    command = [sys.executable, "-m", "pyspark_mysqlqueue", "archive", "--task-offsets", "100"]
     where = ["--master", TWO_WORKERS, "--path", job.root.uri, "--defaults-file", str(option_file)]
     environment = {key: value for key, value in os.environ.items() if "URL" not in key and "DJANGO" not in key}
     done = subprocess.run(

@@ -21,15 +21,15 @@ from django.db import OperationalError, connection, connections, transaction
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
 from django_mysqlqueue.options.backoff import Backoff
-from django_mysqlqueue.pipeline import databases, frames, reading
-from django_mysqlqueue.pipeline.archive import files, manifest, run
-from django_mysqlqueue.pipeline.archive.files import Root
-from django_mysqlqueue.pipeline.archive.run import Job
-from django_mysqlqueue.pipeline.batches import Selection
-from django_mysqlqueue.pipeline.databases import Place
-from django_mysqlqueue.pipeline.errors import DataLossError, PipelineError
-from django_mysqlqueue.pipeline.log_schema import NAMES, RARE
-from django_mysqlqueue.pipeline.reading import Query, Span
+from pyspark_mysqlqueue import databases, frames, reading
+from pyspark_mysqlqueue.archive import files, manifest, run
+from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.batches import Selection
+from pyspark_mysqlqueue.databases import Place
+from pyspark_mysqlqueue.errors import DataLossError, PipelineError
+from pyspark_mysqlqueue.log_schema import NAMES, RARE
+from pyspark_mysqlqueue.reading import Query, Span
 from tests.support.archives import held, segments, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import sequence
@@ -229,7 +229,7 @@ def test_a_task_that_dies_is_run_again(job, tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
         return None
 
-    from django_mysqlqueue.pipeline.executors import spread
+    from pyspark_mysqlqueue.executors import spread
 
     last = QueueMessage.objects.order_by("-offset")[0].offset
     spans = Span(last - 40, last).split(2)
@@ -319,7 +319,7 @@ def kill_while(command: list[str], root: Path) -> bool:
 @pytest.mark.timeout(900)
 def test_after_ten_kills_the_archive_equals_the_log(job, busy):
     """SIGKILL at any moment of its run, ten times, while publishers go on."""
-    command = [sys.executable, "-W", "ignore", "-m", "django_mysqlqueue.pipeline", "archive", "--path", job.root.uri]
+    command = [sys.executable, "-W", "ignore", "-m", "pyspark_mysqlqueue", "archive", "--path", job.root.uri]
     command += ["--master", "local[2]", "--segment-offsets", "300", "--task-offsets", "100"]
     kills, runs = 0, []
     while kills < 10:

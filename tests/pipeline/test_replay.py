@@ -14,12 +14,12 @@ from django.db import connection
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
-from django_mysqlqueue.pipeline import replay
-from django_mysqlqueue.pipeline.archive import run
-from django_mysqlqueue.pipeline.archive.files import Root
-from django_mysqlqueue.pipeline.archive.run import Job
-from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.replay import CAME_FROM, Replay
+from pyspark_mysqlqueue import replay
+from pyspark_mysqlqueue.archive import run
+from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.replay import CAME_FROM, Replay
 from tests.support.factories import QueueMessageFactory
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
@@ -378,7 +378,7 @@ def test_a_command_without_a_path_says_so(db):
 
 @pytest.mark.any_engine
 def test_without_django(job, capsys, tmp_path):
-    from django_mysqlqueue.pipeline.cli import main
+    from pyspark_mysqlqueue.cli import main
 
     publish_many("t", range(3))
     sequence()

@@ -18,13 +18,13 @@ from django.core.management import CommandError, call_command
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic
-from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.report import run_report, words
-from django_mysqlqueue.pipeline.report.files import MARKER, PAGE, Folder
-from django_mysqlqueue.pipeline.report.options import parse_moment
-from django_mysqlqueue.pipeline.report.page import page, render
-from django_mysqlqueue.pipeline.report.queries import step_for
-from django_mysqlqueue.pipeline.tables import Collected
+from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.report import run_report, words
+from pyspark_mysqlqueue.report.files import MARKER, PAGE, Folder
+from pyspark_mysqlqueue.report.options import parse_moment
+from pyspark_mysqlqueue.report.page import page, render
+from pyspark_mysqlqueue.report.queries import step_for
+from pyspark_mysqlqueue.tables import Collected
 from tests.pipeline.reports import HOSTILE, SHOWN, at, facts_of, full, latency_row
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import Sub, handler, sequence

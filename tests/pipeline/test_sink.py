@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.pipeline.frames import publisher_key
+from pyspark_mysqlqueue.frames import publisher_key
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
 
@@ -263,7 +263,7 @@ def test_a_copy_of_the_log_keeps_priorities_and_keys(spark, settings, partitions
 
 
 def test_statements_are_small(place):
-    from django_mysqlqueue.pipeline.sink import STATEMENT_BYTES, STATEMENT_ROWS, Row, _chunks
+    from pyspark_mysqlqueue.sink import STATEMENT_BYTES, STATEMENT_ROWS, Row, _chunks
 
     big = Row("t", "k", None, "i", b"x" * 300_000, "{}", "", 0)
     small = Row("t", "k", None, "i", b"x", "{}", "", 0)

@@ -16,10 +16,10 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage
-from django_mysqlqueue.pipeline import log_offsets, log_schema
-from django_mysqlqueue.pipeline.databases import Place
-from django_mysqlqueue.pipeline.errors import PipelineError
-from django_mysqlqueue.pipeline.frames import publisher_key
+from pyspark_mysqlqueue import log_offsets, log_schema
+from pyspark_mysqlqueue.databases import Place
+from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.frames import publisher_key
 from tests.support import garbage
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
@@ -442,7 +442,7 @@ def test_an_end_is_no_option_of_a_stream(spark, tmp_path):
 
 @pytest.mark.any_engine
 def test_json_payloads_by_a_schema(spark):
-    from django_mysqlqueue.pipeline.frames import json_payload
+    from pyspark_mysqlqueue.frames import json_payload
 
     publish_many("t", [{"n": 1, "name": "é"}, {"n": "no number"}, [1]])
     publish("t", b"\xff")

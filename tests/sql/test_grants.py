@@ -14,10 +14,10 @@ from django.db.utils import OperationalError
 
 from django_mysqlqueue import Message, cancel, operations, publish, publish_many, reschedule
 from django_mysqlqueue.checks.grants import MIGRATIONS, READ, ROLES, Grant
+from django_mysqlqueue.management.spark import project_place
 from django_mysqlqueue.models import ConsumerGroup, DebouncedMessage, Operation, OutboxMessage, QueueMessage
-from django_mysqlqueue.pipeline import project
-from django_mysqlqueue.pipeline.archive import manifest
 from django_mysqlqueue.tails import tail
+from pyspark_mysqlqueue.archive import manifest
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.support.harness import USING, sequence
@@ -278,7 +278,7 @@ def test_an_archiver_reads_the_log_and_commits_segments(db):
             (f"DELETE FROM {manifest.SEGMENTS} WHERE lo = %s AND path = %s", (1, "")),
         ):
             assert not denied(own, statement, parameters)
-    assert project.place(USING)
+    assert project_place(USING)
     assert router.db_for_read(QueueMessage) == USING
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 
-import django_mysqlqueue
 from tests.support.mysql_syntax import NEWER, OLDEST, newer, texts
+from tests.support.paths import ROOT
 
-PACKAGE = Path(django_mysqlqueue.__file__).parent
+PACKAGES = (ROOT / "django_mysqlqueue", ROOT / "spark" / "pyspark_mysqlqueue")
 
 
 @pytest.mark.any_engine
@@ -43,15 +42,15 @@ def test_what_the_oldest_server_understands_is_not_found(sql):
 
 @pytest.mark.any_engine
 @pytest.mark.any_version
-def test_no_text_of_the_package_has_newer_sql():
-    """Its literals, so those of code that no test runs and of the pipeline too."""
-    modules = sorted(PACKAGE.rglob("*.py"))
+def test_no_text_of_the_packages_has_newer_sql():
+    """Their literals, so those of code that no test runs too."""
+    modules = sorted(module for package in PACKAGES for module in package.rglob("*.py"))
     statements = 0
     found = []
     for module in modules:
         for line, text in texts(module):
             statements += "SELECT " in text
-            found += [f"{module.relative_to(PACKAGE)}:{line}: {one.name}" for one in newer(text)]
+            found += [f"{module.relative_to(ROOT)}:{line}: {one.name}" for one in newer(text)]
     assert found == []
     assert statements > 150, "the statements are not where this looks for them"
 

@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.checks import system as checks
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from django_mysqlqueue.pipeline.databases import Place
+from pyspark_mysqlqueue.databases import Place
 from tests.support.harness import USING, Sub, handler, in_thread, sequence
 from tests.support.internals import GroupRef, dialect_of, drop_connection, groups, sessions
 from tests.support.server_sessions import processlist

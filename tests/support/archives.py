@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.pipeline import frames
-from django_mysqlqueue.pipeline.archive import manifest
-from django_mysqlqueue.pipeline.archive.run import Job
+from pyspark_mysqlqueue import frames
+from pyspark_mysqlqueue.archive import manifest
+from pyspark_mysqlqueue.archive.run import Job
 from tests.support.harness import sequence
 from tests.support.spark_log import collected
 

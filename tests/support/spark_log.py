@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import connection
 
-from django_mysqlqueue.pipeline import log_schema
+from pyspark_mysqlqueue import log_schema
 
 UTC = datetime.UTC
 LANES = ["k", "__p:-007:k", "__p:+100:__p:3"]

@@ -3,7 +3,7 @@
 import pytest
 
 from django_mysqlqueue.options.backoff import Backoff, Failures
-from django_mysqlqueue.pipeline.reading import RECONNECT
+from pyspark_mysqlqueue.reading import RECONNECT
 from tests.support.internals import RESTARTS, call, health, poller, session
 
 

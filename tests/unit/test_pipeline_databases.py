@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_mysqlqueue.pipeline.databases import Server
+from pyspark_mysqlqueue.databases import Server
 
 
 def server(**variables: str) -> Server:

@@ -47,11 +47,20 @@ INSTEAD = {
 }
 """A phrase → what to write instead."""
 PHRASES = {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in INSTEAD.items()}
-DOCUMENTS = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.yml"), *ROOT.glob("*.md")]
-TEMPLATES = [*(ROOT / "django_mysqlqueue").rglob("*.html"), *(ROOT / "example_project").rglob("*.html")]
+DOCUMENTS = [
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "docs").rglob("*.yml"),
+    *ROOT.glob("*.md"),
+    ROOT / "spark" / "README.md",
+]
+TEMPLATES = [
+    *(ROOT / "django_mysqlqueue").rglob("*.html"),
+    *(ROOT / "example_project").rglob("*.html"),
+    *(ROOT / "spark").rglob("*.html"),
+]
 SOURCES = [
     path
-    for folder in ("django_mysqlqueue", "example_project", "pyspark_mysqlqueue")
+    for folder in ("django_mysqlqueue", "example_project", "spark")
     for path in (ROOT / folder).rglob("*.py")
     if path.parent.name != "migrations"  # what is in them cannot be taken back
 ]

@@ -10,7 +10,7 @@ from pyspark import pipelines as dp
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from django_mysqlqueue.pipeline.frames import json_payload
+from pyspark_mysqlqueue.frames import json_payload
 
 EVENT = (
     "repository STRING, sequence INT, sha STRING, committed_at BIGINT, parents INT, "

@@ -1,0 +1,237 @@
+"""The log and the archive as DataFrames."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark_mysqlqueue import log_offsets
+from pyspark_mysqlqueue.archive import manifest
+from pyspark_mysqlqueue.errors import DataLossError, PipelineError
+from pyspark_mysqlqueue.log_schema import BY_NAME, ddl
+from pyspark_mysqlqueue.session import PUSHDOWN
+from pyspark_mysqlqueue.shared.keys import PARTITION_PREFIX
+
+CLOCK_STEP = datetime.timedelta(hours=26)
+"""Times in the log are in order, except that the server's clock may have been set back by at most this much.
+
+It covers a clock that was set to a wrong time zone.
+"""
+
+LANE_PREFIX = rf"(?s)\A{PARTITION_PREFIX}[+-].{{3}}:"
+"""A regular expression in Java's syntax: the rule of ``lane_of``."""
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from pyspark_mysqlqueue.archive.files import Root
+    from pyspark_mysqlqueue.archive.manifest import Segment
+    from pyspark_mysqlqueue.databases import Database, Place
+    from pyspark_mysqlqueue.reading import Span
+
+
+def json_payload(schema: StructType | str, payload: str = "payload") -> Column:
+    """Return a column that parses JSON payloads. A payload or field that does not match the schema is NULL.
+
+    Args:
+        schema: A ``StructType`` or a DDL string such as ``"n INT, name STRING"``.
+        payload: The name of the binary column.
+    """
+    from pyspark.sql import functions
+
+    # Not CAST, which fails the query if a payload is not UTF-8.
+    return functions.from_json(functions.try_validate_utf8(functions.col(payload).cast("string")), schema)
+
+
+def publisher_key(partition_key: str = "partition_key", publisher_key: str = "publisher_key") -> Column:
+    """Return a column with the key that a message was published with, as ``delivery.key``: NULL if there was none.
+
+    Args:
+        partition_key: The name of the column with the partition, as it is stored.
+        publisher_key: The name of the column with the key, which is NULL if the partition contains it.
+    """
+    from pyspark.sql import functions
+
+    partition = functions.regexp_replace(partition_key, LANE_PREFIX, "")
+    unhashed = functions.when(~partition.startswith(PARTITION_PREFIX), partition)
+    return functions.coalesce(publisher_key, unhashed)
+
+
+def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = None, **options: str) -> DataFrame:
+    """Return the live log. Filters are pushed down into SQL.
+
+    Args:
+        spark: The session. The function switches on its setting for filter pushdown.
+        place: The queue's database.
+        columns: The columns to read (None: all). Spark does not tell Python data sources which ones a query needs.
+        **options: Options of the data source.
+
+    Raises:
+        PipelineError: A column does not exist.
+    """
+    spark.conf.set(PUSHDOWN, "true")
+    reader = spark.read.format("mysqlqueue").option("pushFilters", "true")
+    if columns is not None:
+        reader = reader.schema(_ddl(columns))
+    return reader.options(**{**place.options(), **options}).load()
+
+
+def _ddl(columns: Sequence[str]) -> str:
+    unknown = [name for name in columns if name not in BY_NAME]
+    if unknown or not columns:
+        raise PipelineError(f"columns {unknown or list(columns)!r}: must be one or more of {', '.join(BY_NAME)}")
+    return ddl(BY_NAME[name] for name in columns)
+
+
+def archive(
+    spark: SparkSession,
+    place: Place,
+    root: Root,
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
+) -> DataFrame:
+    """Return the archived messages, with the log's columns. Only files that the manifest names are read.
+
+    Args:
+        spark: The session.
+        place: The queue's database, which has the manifest.
+        root: The archive.
+        topics: Only these topics (None: all). Files of other topics are not opened.
+        since: Only messages that entered the log at or after this time. Files of earlier days are not opened.
+        until: Only messages that entered the log before this time.
+
+    Raises:
+        PipelineError: A time has no time zone.
+    """
+    with place.connect() as database:
+        known = manifest.segments(database)
+    return archived(spark, root, known, topics=topics, since=since, until=until)
+
+
+def everything(
+    spark: SparkSession,
+    place: Place,
+    root: Root | None,
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """Return the archive, followed by the messages of the live log that are not archived yet.
+
+    Args:
+        spark: The session.
+        place: The queue's database.
+        root: The archive (None: return the live log only).
+        topics: As for ``archive``.
+        since: As for ``archive``. Most older rows of the live log are not read.
+        until: As for ``archive``.
+        columns: The columns to read (None: all). With ``since`` or ``until``, ``published_at`` must be one of them.
+
+    Raises:
+        DataLossError: GC has removed messages that the archive does not contain.
+        PipelineError: A time has no time zone, or a column does not exist.
+    """
+    from pyspark.sql import functions
+
+    _check_moments(since=since, until=until)
+    options = {} if topics is None else {"topics": json.dumps(list(topics))}
+    with place.connect() as database:
+        known = [] if root is None else manifest.segments(database)
+        first = None if since is None else _first(database, since)
+        if root is not None:
+            end = manifest.archived(known)
+            options["startOffset"] = str(end + 1)
+            # Checked here for all times, not only when rows are read: a removed row no longer shows its time.
+            gone = log_offsets.collected(database, topics)
+            if gone > end:
+                raise DataLossError(
+                    f"GC has removed messages up to offset {gone}, but the archive ends at offset {end}: some messages "
+                    "are lost. Run queuearchive to continue with the others. Set ARCHIVE_REQUIRED to make GC wait for "
+                    "the archive"
+                )
+    read = None if columns is None else tuple(dict.fromkeys(["offset", *columns]))
+    live = log(spark, place, columns=read, **options)
+    if first is not None:
+        # The source pushes this condition down into its ranges.
+        live = live.where(functions.col("offset") >= first)
+    live = _within(live if columns is None else live.select(*columns), since, until)
+    if root is None:
+        return live
+    # Segments after a gap are left out: their messages are read from the live log.
+    chain = [segment for segment in known if segment.hi <= manifest.archived(known)]
+    old = archived(spark, root, chain, topics=topics, since=since, until=until)
+    return (old if columns is None else old.select(*columns)).unionByName(live)
+
+
+def archived(
+    spark: SparkSession,
+    root: Root,
+    known: Sequence[Segment],
+    *,
+    topics: Sequence[str] | None = None,
+    since: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
+    span: Span | None = None,
+) -> DataFrame:
+    """Return archived messages of given segments.
+
+    Args:
+        spark: The session.
+        root: The archive.
+        known: Segments that the caller has read from the manifest.
+        topics: As for ``archive``.
+        since: As for ``archive``.
+        until: As for ``archive``.
+        span: Only these offsets (None: all).
+
+    Raises:
+        PipelineError: A time has no time zone.
+    """
+    from pyspark.sql import functions
+
+    _check_moments(since=since, until=until)
+    first = "" if since is None else since.astimezone(datetime.UTC).date().isoformat()
+    last = "~" if until is None else until.astimezone(datetime.UTC).date().isoformat()
+    paths = [
+        root.spark_path(f"{segment.path}/{file.path}")
+        for segment in known
+        for file in segment.files
+        if (topics is None or file.topic in topics)
+        and first <= file.day <= last
+        and (span is None or (file.hi > span.above and file.lo <= span.up_to))
+    ]
+    if not paths:
+        return spark.createDataFrame([], ddl())
+    # recursiveFileLookup: read only these files, and derive no columns from the names of folders.
+    found = spark.read.schema(ddl()).option("recursiveFileLookup", "true").parquet(*paths)
+    if span is not None:
+        found = found.where(functions.col("offset").between(span.above + 1, span.up_to))
+    return _within(found, since, until)
+
+
+def _first(database: Database, since: datetime.datetime) -> int:
+    """Return an offset below which no message was published at that time or later."""
+    floor = datetime.datetime.min.replace(tzinfo=datetime.UTC) + CLOCK_STEP
+    return log_offsets.first_since(database, max(since, floor) - CLOCK_STEP)
+
+
+def _check_moments(**moments: datetime.datetime | None) -> None:
+    for name, moment in moments.items():
+        if moment is not None and moment.tzinfo is None:
+            raise PipelineError(f"{name} {moment.isoformat()}: must have a time zone")
+
+
+def _within(frame: DataFrame, since: datetime.datetime | None, until: datetime.datetime | None) -> DataFrame:
+    from pyspark.sql import functions
+
+    moment = functions.col("published_at")
+    if since is not None:
+        frame = frame.where(moment >= functions.lit(since))
+    return frame if until is None else frame.where(moment < functions.lit(until))

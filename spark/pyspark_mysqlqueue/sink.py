@@ -1,0 +1,365 @@
+"""The Spark sink: rows become messages in the outbox, in one transaction per task.
+
+A task that fails, runs twice or is repeated by a later job publishes no message twice: rows have message ids, and the
+sequencer drops duplicates while the first message is in the log. So the id must be a function of the row.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pyspark_mysqlqueue.databases import Database, Place
+from pyspark_mysqlqueue.errors import InvalidMessage, PipelineError
+from pyspark_mysqlqueue.log_offsets import milliseconds
+from pyspark_mysqlqueue.log_schema import OUTBOX
+from pyspark_mysqlqueue.options import PLACE_OPTIONS, check_known, flag, number
+from pyspark_mysqlqueue.shared.keys import check_key, check_priority, hashed_partition, lane
+from pyspark_mysqlqueue.shared.rules import RESERVED_PREFIX, check_name, check_text
+from pyspark_mysqlqueue.shared.sizes import LATEST_DELIVERY, MAX_METADATA_BYTES, MAX_PAYLOAD_BYTES, check_json_column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STATEMENT_BYTES = 2**20
+STATEMENT_ROWS = 2_000
+"""Limits of one multi-row INSERT."""
+SINK_OPTIONS = ("partitions", "keepPartitions", "maxPayloadBytes")
+TAKES: Mapping[str, tuple[str, ...]] = {
+    "topic": ("string",),
+    "id": ("string",),
+    "payload": ("binary", "string"),
+    "partition_key": ("string",),
+    "publisher_key": ("string",),
+    "metadata": ("string",),
+    "target_group": ("string",),
+    "deliver_at": ("timestamp", "bigint"),
+    "priority": ("tinyint", "smallint", "int", "bigint"),
+}
+"""The columns that the sink accepts, and their types."""
+REQUIRED = ("topic", "id", "payload")
+LARGEST = 2**30
+NOTE_BYTES = 2_000
+"""Bytes by which a replayed message's metadata may exceed the limit, for ``replayed_from``."""
+
+
+class Row(NamedTuple):
+    """A checked row, in the order of the statement's columns."""
+
+    topic: str
+    partition_key: str
+    publisher_key: str | None
+    message_id: str
+    payload: bytes
+    metadata: str
+    target_group: str
+    deliver_at: int
+
+    @property
+    def weight(self) -> int:
+        """The maximum number of bytes in a statement: escaping may double a byte, and a character has up to four."""
+        text = len(self.topic) + len(self.partition_key) + len(self.publisher_key or "") + len(self.message_id)
+        return 2 * len(self.payload) + 4 * (text + len(self.metadata) + len(self.target_group)) + 70
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """The parsed options of a write. Spark pickles it for executors."""
+
+    place: Place
+    columns: tuple[str, ...]
+    partitions: int | None
+    max_payload_bytes: int
+    keep_partitions: bool = False
+    """Keep partitions as they are in a log, with those that were made by hashing and those of priorities."""
+
+    INSERT: ClassVar[str] = (
+        f"INSERT INTO {OUTBOX} "
+        "(topic, partition_key, publisher_key, id, payload, metadata, target_group, deliver_at) VALUES "
+    )
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Sink:
+        """Parse and check the options of a write and the schema of its rows, before any task starts.
+
+        Raises:
+            PipelineError: An option, the mode or a column is invalid.
+        """
+        place = Place.of(options)
+        check_known(options, SINK_OPTIONS + PLACE_OPTIONS, "the sink")
+        if overwrite:
+            raise PipelineError("mode 'overwrite': the sink only appends; it cannot replace messages")
+        names = tuple(field.name for field in schema.fields)
+        for field in schema.fields:
+            kind = field.dataType.simpleString()
+            if field.name not in TAKES:
+                raise PipelineError(f"unknown column {field.name!r}: the sink accepts {', '.join(TAKES)}")
+            if kind not in TAKES[field.name]:
+                raise PipelineError(f"column {field.name!r} of type {kind}: must be {' or '.join(TAKES[field.name])}")
+        for name in REQUIRED:
+            if name not in names:
+                raise PipelineError(f"missing column {name!r}: the sink requires {', '.join(REQUIRED)}")
+        partitions = number(options, "partitions", most=100_000)
+        keep_partitions = flag(options, "keepPartitions", default=False)
+        if keep_partitions and "priority" in names:
+            raise PipelineError(
+                "column 'priority' with the option keepPartitions: the partition keys that are kept contain the "
+                "priority; drop the column, or write publishers' keys without the option"
+            )
+        if keep_partitions and partitions is not None:
+            raise PipelineError("option 'partitions' with the option keepPartitions: pass one of them")
+        if "publisher_key" in names and not keep_partitions:
+            raise PipelineError(
+                "column 'publisher_key' without the option keepPartitions: write publishers' keys as 'partition_key'"
+            )
+        return cls(
+            place,
+            names,
+            partitions,
+            number(options, "maxPayloadBytes", most=LARGEST) or MAX_PAYLOAD_BYTES,
+            keep_partitions,
+        )
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Write all rows of a task to the outbox in one transaction.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            PipelineError: A row is invalid. Nothing was written. The message names the first invalid row and the rule.
+        """
+        written = 0
+        with self.place.connect() as database:
+            limit = min(STATEMENT_BYTES, database.max_statement_bytes() // 2)
+            with database.transaction():
+                for rows in _chunks(self._rows(batches), limit):
+                    _insert(database, rows, limit)
+                    written += len(rows)
+        return written
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
+        check = _Checked(self)
+        for batch in batches:
+            columns = {name: batch.column(place).to_pylist() for place, name in enumerate(self.columns)}
+            absent = [None] * batch.num_rows
+            yield from map(
+                check,
+                columns["topic"],
+                columns["id"],
+                columns["payload"],
+                columns.get("partition_key", absent),
+                columns.get("publisher_key", absent),
+                columns.get("metadata", absent),
+                columns.get("target_group", absent),
+                columns.get("deliver_at", absent),
+                columns.get("priority", absent),
+            )
+
+
+class _Checked:
+    """Check rows. Remember the topics, groups and metadata that are valid."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.partitions = sink.partitions
+        self.keep_partitions = sink.keep_partitions
+        self.max_metadata_bytes = MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
+        self.max_payload_bytes = sink.max_payload_bytes
+        self.names: dict[tuple[str, Any], str] = {}
+        self.metadata: dict[str, str] = {}
+
+    def __call__(self, topic: Any, message_id: Any, *rest: Any) -> Row:
+        try:
+            return self._row(topic, message_id, *rest)
+        except InvalidMessage as error:
+            raise PipelineError(f"the row with topic {topic!r} and id {message_id!r}: {error}") from error
+
+    def _row(
+        self,
+        topic: Any,
+        message_id: Any,
+        payload: Any,
+        key: Any,
+        publisher_key: Any,
+        metadata: Any,
+        group: Any,
+        deliver_at: Any,
+        priority: Any,
+    ) -> Row:
+        if not message_id:
+            raise InvalidMessage(
+                f"id {message_id!r}: must not be empty, and must be the same each time this row is written, for "
+                "example a hash of the row"
+            )
+        if payload is None:
+            raise InvalidMessage("payload None: must not be null")
+        body = payload.encode() if isinstance(payload, str) else payload
+        if len(body) > self.max_payload_bytes:
+            raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes is {self.max_payload_bytes}")
+        check_text("id", message_id)
+        if self.keep_partitions:
+            partition = check_text("key", key or "")
+            hashed = None if publisher_key is None else check_text("publisher_key", publisher_key)
+        else:
+            partition, hashed = self._partition(key, message_id)
+            partition = lane(partition, 0 if priority is None else check_priority(priority))
+        return Row(
+            self._name("topic", topic),
+            partition,
+            hashed,
+            message_id,
+            body,
+            self._metadata(metadata or "{}"),
+            self._name("target_group", group) if group else "",
+            _when(deliver_at),
+        )
+
+    def _name(self, kind: str, name: Any) -> str:
+        if (kind, name) not in self.names:
+            self.names[kind, name] = check_name(kind, name)
+        return self.names[kind, name]
+
+    def _partition(self, key: Any, message_id: str) -> tuple[str, str | None]:
+        """Return the partition for priority 0, and the key that was hashed to it (None: none was)."""
+        if key is not None:
+            check_key(key)
+        if self.partitions is None:
+            return key or "", None
+        return hashed_partition(message_id if key is None else key, self.partitions), key
+
+    def _metadata(self, text: str) -> str:
+        if text not in self.metadata:
+            if len(self.metadata) > 1000:
+                self.metadata.clear()
+            self.metadata[text] = self._checked_metadata(text)
+        return self.metadata[text]
+
+    def _checked_metadata(self, text: str) -> str:
+        value, text = _metadata(text, self.max_metadata_bytes)
+        own = [] if self.keep_partitions else [name for name in value if name.startswith(RESERVED_PREFIX)]
+        if own:
+            raise InvalidMessage(
+                f"metadata {own[0]!r}: keys that begin with {RESERVED_PREFIX!r} are reserved for the queue"
+            )
+        return text
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
+
+
+def _metadata(text: str, most: int) -> tuple[dict[str, Any], str]:
+    """Parse metadata. Return the object and its text, in which no key occurs twice: the last value counts."""
+    repeated = False
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeated
+        found = dict(pairs)
+        repeated = repeated or len(found) < len(pairs)
+        return found
+
+    size = len(text.encode())
+    if size > most:
+        raise InvalidMessage(f"metadata of {size} bytes: at most {most} are allowed")
+    try:
+        value = json.loads(text, object_pairs_hook=once, parse_constant=_no_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessage(f"metadata {text[:80]!r}: is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidMessage(f"metadata {text[:80]!r}: must be a JSON object")
+    check_json_column(value)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"metadata {text[:80]!r}: contains a lone surrogate, which UTF-8 cannot encode") from error
+    return value, json.dumps(value, ensure_ascii=False) if repeated else text
+
+
+def _when(deliver_at: Any) -> int:
+    """Return the time of delivery in epoch milliseconds; 0 means at once."""
+    if deliver_at is None:
+        return 0
+    if isinstance(deliver_at, datetime.datetime):
+        return max(1, milliseconds(deliver_at))
+    if not 0 <= deliver_at <= LATEST_DELIVERY:
+        raise InvalidMessage(f"deliver_at {deliver_at}: must be epoch milliseconds up to the end of the year 9999")
+    return int(deliver_at)
+
+
+def _chunks(rows: Iterator[Row], limit: int) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        weight = row.weight
+        if chunk and (size + weight > limit or len(chunk) == STATEMENT_ROWS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += weight
+    if chunk:
+        yield chunk
+
+
+def _insert(database: Database, rows: Sequence[Row], limit: int) -> None:
+    if len(rows) == 1 and rows[0].weight > limit and rows[0].weight > database.max_statement_bytes():
+        raise PipelineError(
+            f"the row with topic {rows[0].topic!r} and id {rows[0].message_id!r}: payload of {len(rows[0].payload)} "
+            "bytes: must be smaller than half of the server's max_allowed_packet"
+        )
+    values = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(rows))
+    database.execute(Sink.INSERT + values, [value for row in rows for value in row])
+
+
+class Written(WriterCommitMessage):
+    """The number of rows that a task has written to the outbox."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
+class OutboxWriter(DataSourceArrowWriter):
+    """The writer of ``df.write.format("mysqlqueue").mode("append")``."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of a task to the outbox, and commit them."""
+        return Written(self.sink.write(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: each task has committed its own rows."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: rows that tasks have committed stay. Running the job again adds only the missing messages."""
+
+
+class OutboxStreamWriter(DataSourceStreamArrowWriter):
+    """The writer of ``df.writeStream.format("mysqlqueue")``. A repeated micro-batch publishes no message twice."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of a task to the outbox, and commit them."""
+        return Written(self.sink.write(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Do nothing: each task has committed its own rows."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Do nothing: rows that tasks have committed stay. Spark runs the micro-batch again."""
