@@ -358,7 +358,7 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
     from pyspark_mysqlqueue.report import files, run_report
     from pyspark_mysqlqueue.report.options import parse_moment
 
-    now = datetime.datetime.now(datetime.UTC)
+    now = datetime.datetime.now(datetime.timezone.utc)
     since, until = (
         None if options[name] is None else parse_moment(f"--{name}", options[name], now) for name in ("since", "until")
     )

@@ -61,7 +61,7 @@ def publisher_key(partition_key: str = "partition_key", publisher_key: str = "pu
 
 
 def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = None, **options: str) -> DataFrame:
-    """Return the live log. Filters are pushed down into SQL.
+    """Return the live log. With PySpark 4.1 or later, filters are pushed down into SQL.
 
     Args:
         spark: The session. The function switches on its setting for filter pushdown.
@@ -72,8 +72,12 @@ def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = No
     Raises:
         PipelineError: A column does not exist.
     """
-    spark.conf.set(PUSHDOWN, "true")
-    reader = spark.read.format("mysqlqueue").option("pushFilters", "true")
+    from pyspark.sql import datasource
+
+    reader = spark.read.format("mysqlqueue")
+    if hasattr(datasource, "Filter"):
+        spark.conf.set(PUSHDOWN, "true")
+        reader = reader.option("pushFilters", "true")
     if columns is not None:
         reader = reader.schema(_ddl(columns))
     return reader.options(**{**place.options(), **options}).load()
@@ -197,8 +201,8 @@ def archived(
     from pyspark.sql import functions
 
     _check_moments(since=since, until=until)
-    first = "" if since is None else since.astimezone(datetime.UTC).date().isoformat()
-    last = "~" if until is None else until.astimezone(datetime.UTC).date().isoformat()
+    first = "" if since is None else since.astimezone(datetime.timezone.utc).date().isoformat()
+    last = "~" if until is None else until.astimezone(datetime.timezone.utc).date().isoformat()
     paths = [
         root.spark_path(f"{segment.path}/{file.path}")
         for segment in known
@@ -218,7 +222,7 @@ def archived(
 
 def _first(database: Database, since: datetime.datetime) -> int:
     """Return an offset below which no message was published at that time or later."""
-    floor = datetime.datetime.min.replace(tzinfo=datetime.UTC) + CLOCK_STEP
+    floor = datetime.datetime.min.replace(tzinfo=datetime.timezone.utc) + CLOCK_STEP
     return log_offsets.first_since(database, max(since, floor) - CLOCK_STEP)
 
 

@@ -11,7 +11,7 @@ from pyspark_mysqlqueue.log_schema import COLLECTED, LOG
 from pyspark_mysqlqueue.options import Edge, SourceOptions
 from pyspark_mysqlqueue.shared import log_queries
 
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 def highest(database: Database) -> int:

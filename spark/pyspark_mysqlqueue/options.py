@@ -84,12 +84,22 @@ def parse_edge(name: str, text: str) -> Edge:
     if text.isascii() and text.isdigit():
         return int(text)
     try:
-        moment = datetime.datetime.fromisoformat(text)
+        return parse_time(text)
     except ValueError:
         raise PipelineError(
             f"{name}={text!r}: must be 'earliest', 'latest', an offset or a time such as 2026-11-22T06:00:00Z"
         ) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+
+
+def parse_time(text: str) -> datetime.datetime:
+    """Parse a time in ISO 8601 (in UTC if it has no UTC offset).
+
+    Raises:
+        ValueError: The text is not a time.
+    """
+    # Python 3.10 does not know the Z.
+    moment = datetime.datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith("Z") else text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)
 
 
 def parse_topics(text: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_mysqlqueue.databases import Database, Place
@@ -346,20 +346,3 @@ class OutboxWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: rows that tasks have committed stay. Running the job again adds only the missing messages."""
-
-
-class OutboxStreamWriter(DataSourceStreamArrowWriter):
-    """The writer of ``df.writeStream.format("mysqlqueue")``. A repeated micro-batch publishes no message twice."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of a task to the outbox, and commit them."""
-        return Written(self.sink.write(iterator))
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: each task has committed its own rows."""
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: rows that tasks have committed stay. Spark runs the micro-batch again."""

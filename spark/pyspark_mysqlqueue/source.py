@@ -1,29 +1,18 @@
-"""The Spark data source ``mysqlqueue``: the log as a table and as a stream. The module ``sink`` has the sink.
+"""The Spark data source ``mysqlqueue``: the log as a table. The module ``sink`` has the sink.
+
+What newer versions of PySpark have is in modules that are imported on use: ``pushdown`` and ``streams``.
 
 ``docs/reference/pipeline.md`` describes the options. Spark passes them as a case-insensitive mapping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mysqlqueue import log_offsets, log_schema, reading
@@ -33,11 +22,6 @@ from pyspark_mysqlqueue.reading import Query, Span
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-MOST_VALUES = 1000
-"""Maximum number of values in an IN list that is pushed down. Spark evaluates longer ones."""
-PUSHED_TEXTS = frozenset({"topic", "partition_key", "id"})
-"""Text columns whose filters are pushed down."""
 
 
 class SpanPartition(InputPartition):
@@ -66,8 +50,9 @@ class MysqlQueueSource(DataSource):
             PipelineError: An option or a column is invalid.
         """
         options = SourceOptions.of(self.options)
-        kind = PushingLogReader if options.push_filters else LogReader
-        return kind(options, checked_columns(schema))
+        kind = LogReader if not options.push_filters else _newer("pushdown", "4.1", "pushFilters").PushingLogReader
+        found: DataSourceReader = kind(options, checked_columns(schema))
+        return found
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return a reader of the log as a stream.
@@ -75,7 +60,9 @@ class MysqlQueueSource(DataSource):
         Raises:
             PipelineError: An option or a column is invalid.
         """
-        return LogStreamReader(SourceOptions.of(self.options), checked_columns(schema))
+        streams = _newer("streams", "4.2", "readStream")
+        found: DataSourceStreamReader = streams.LogStreamReader(SourceOptions.of(self.options), checked_columns(schema))
+        return found
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001
         """Return a writer of messages.
@@ -93,9 +80,22 @@ class MysqlQueueSource(DataSource):
         Raises:
             PipelineError: An option, the mode or a column is invalid.
         """
-        from pyspark_mysqlqueue.sink import OutboxStreamWriter, Sink
+        from pyspark_mysqlqueue.sink import Sink
 
-        return OutboxStreamWriter(Sink.of(self.options, schema, overwrite=overwrite))
+        streams = _newer("streams", "4.2", "writeStream")
+        return streams.OutboxStreamWriter(Sink.of(self.options, schema, overwrite=overwrite))
+
+
+def _newer(module: str, version: str, what: str) -> Any:
+    """Import a module that a newer PySpark is needed for.
+
+    Raises:
+        PipelineError: PySpark is older.
+    """
+    try:
+        return import_module(f"pyspark_mysqlqueue.{module}")
+    except ImportError as error:
+        raise PipelineError(f"{what} needs PySpark {version} or later: {error}") from error
 
 
 def checked_columns(schema: StructType) -> tuple[str, ...]:
@@ -157,66 +157,6 @@ def read(options: SourceOptions, query: Query, partition: InputPartition) -> Ite
     return reading.read(options.place, replace(query, watch_above=watch), Span(above, up_to))
 
 
-class PushingLogReader(LogReader):
-    """A reader that accepts filters. Spark refuses such a class unless its setting for filter pushdown is on."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Add filters to the query. Yield those that Spark must evaluate."""
-        for one in filters:
-            if not self._takes(one):
-                yield one
-
-    def _takes(self, one: Filter) -> bool:
-        attribute: tuple[str, ...] = getattr(one, "attribute", ())
-        value = getattr(one, "value", None)
-        if len(attribute) != 1:
-            return False
-        (name,) = attribute
-        if isinstance(one, IsNotNull):
-            # A time that no timestamp can represent is NULL, too.
-            return log_schema.BY_NAME[name].kind != "time" and not log_schema.BY_NAME[name].nullable
-        if name == "offset":
-            return self._takes_offset(one, value)
-        if name not in PUSHED_TEXTS:
-            return False
-        if not isinstance(one, (EqualTo, In)):
-            return False
-        values = tuple(one.value) if isinstance(one, In) else (value,)
-        if len(values) > MOST_VALUES or not all(isinstance(text, str) for text in values):
-            return False
-        self.query = replace(self.query, wanted=(*self.query.wanted, (name, values)))
-        return True
-
-    def _takes_offset(self, one: Filter, value: Any) -> bool:
-        if isinstance(one, In):
-            if not value or not all(type(number) is int for number in value):
-                return False
-            # Only the range is pushed down. Spark evaluates the list.
-            self._narrow(min(value), max(value))
-            return False
-        if type(value) is not int:
-            return False
-        if isinstance(one, EqualTo):
-            self._narrow(value, value)
-        elif isinstance(one, GreaterThan):
-            self._narrow(value + 1, None)
-        elif isinstance(one, GreaterThanOrEqual):
-            self._narrow(value, None)
-        elif isinstance(one, LessThan):
-            self._narrow(None, value - 1)
-        elif isinstance(one, LessThanOrEqual):
-            self._narrow(None, value)
-        else:
-            return False
-        return True
-
-    def _narrow(self, first: int | None, last: int | None) -> None:
-        if first is not None:
-            self.first = max(self.first, first)
-        if last is not None:
-            self.last = last if self.last is None else min(self.last, last)
-
-
 def planned(span: Span, options: SourceOptions, query: Query, watch: int | None) -> list[InputPartition]:
     """Return one partition per task.
 
@@ -237,79 +177,3 @@ def planned(span: Span, options: SourceOptions, query: Query, watch: int | None)
         one = query.index == log_schema.BY_PARTITION
         number = 1 if one else min(options.MOST_PARTITIONS, -(-len(span) // options.ROWS_PER_PARTITION))
     return [SpanPartition(piece.above, piece.up_to, watch) for piece in span.split(number)]
-
-
-class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the log as a stream. The offset ``{"offset": n}`` means that all messages up to n have been read.
-
-    The offset of a stream that began at ``earliest`` also contains ``collected``: the highest offset that GC had
-    removed by then, until the stream has passed it. Messages that are left below it are read without a check.
-    """
-
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
-        self.options = options
-        self.query = Query(columns, options.wanted)
-        self.target: int | None = None
-
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return the offset at which a new stream begins.
-
-        Raises:
-            DataLossError: GC has removed messages that were published at or after ``startOffset``.
-            PipelineError: The stream has an ``endOffset``, or its start is beyond the end of the log.
-        """
-        with self.options.place.connect() as database:
-            return log_offsets.initial(database, self.options)
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a micro-batch: ``maxRowsPerBatch``, else all available messages."""
-        rows = self.options.max_rows_per_batch
-        return ReadMaxRows(rows) if rows else ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Set the end of the stream to the current end of the log."""
-        with self.options.place.connect() as database:
-            self.target = log_offsets.highest(database)
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Return the end of the next micro-batch.
-
-        Raises:
-            PipelineError: ``start`` is beyond the end of the log.
-        """
-        above = start["offset"]
-        with self.options.place.connect() as database:
-            last = log_offsets.highest(database)
-            if last < above:
-                raise log_offsets.log_is_behind(above, last)
-            if self.target is not None:
-                last = min(last, self.target)
-            if isinstance(limit, ReadMaxRows):
-                last = log_offsets.after_rows(database, above, limit.max_rows, last)
-        return dict(start) if last <= above else log_offsets.moved(start, last)
-
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return the end of the log."""
-        with self.options.place.connect() as database:
-            return {"offset": log_offsets.highest(database)}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return the spans of a micro-batch.
-
-        Raises:
-            DataLossError: GC has removed messages of the micro-batch.
-        """
-        span = Span(start["offset"], end["offset"])
-        if len(span) == 0:
-            return []
-        watch = start.get("collected", 0) if self.options.fail_on_data_loss else None
-        with self.options.place.connect() as database:
-            reading.check_complete(database, replace(self.query, watch_above=watch), span.above)
-        return planned(span, self.options, self.query, watch)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a span."""
-        return read(self.options, self.query, partition)
-
-    def commit(self, end: dict[str, int]) -> None:
-        """Do nothing: Spark stores the offsets, and the queue does not keep track of streams."""

@@ -176,7 +176,7 @@ def collected(database: Database, topics: Sequence[str] | None = None) -> list[C
 def now(database: Database) -> datetime.datetime:
     """Return the time of the database's clock."""
     (moment,) = database.row(f"SELECT {database.now_ms}")
-    return datetime.datetime.fromtimestamp(int(moment) / 1000, datetime.UTC)
+    return datetime.datetime.fromtimestamp(int(moment) / 1000, datetime.timezone.utc)
 
 
 def _condition(

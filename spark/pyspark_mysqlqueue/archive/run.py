@@ -368,7 +368,7 @@ def sweep(job: Job, *, grace: datetime.timedelta = GRACE) -> list[str]:
         known = manifest.segments(database)
         folder = job.root.open()
         named = {folder.full(f"{segment.path}/{file.path}") for segment in known for file in segment.files}
-        before = datetime.datetime.now(datetime.UTC) - grace
+        before = datetime.datetime.now(datetime.timezone.utc) - grace
         homes = sorted({segment.path.partition("/")[0] for segment in known})
         return [path for home in homes for path in _sweep(folder, home, named, before)]
 

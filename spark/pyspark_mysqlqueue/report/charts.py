@@ -453,7 +453,7 @@ def days(rows: Sequence[tuple[datetime.date, float]], line: Sequence[tuple[datet
     """
 
     def start(day: datetime.date) -> int:
-        return milliseconds(datetime.datetime.combine(day, datetime.time(), datetime.UTC))
+        return milliseconds(datetime.datetime.combine(day, datetime.time(), datetime.timezone.utc))
 
     length = 86_400_000
     bars_ = [

@@ -6,6 +6,7 @@ import datetime
 import re
 
 from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.options import parse_time
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGO = re.compile(r"(\d{1,6})([mhdw])")
@@ -32,7 +33,6 @@ def parse_moment(name: str, text: str, now: datetime.datetime) -> datetime.datet
         except OverflowError:
             raise PipelineError(rule) from None
     try:
-        moment = datetime.datetime.fromisoformat(text)
+        return parse_time(text)
     except ValueError:
         raise PipelineError(rule) from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)

@@ -303,7 +303,7 @@ class _Questions:
         sums: dict[tuple[datetime.datetime, str], Row] = {}
         for row in self.rows("throughput"):
             begin = int(row["at"].timestamp()) // self.step * self.step
-            at = datetime.datetime.fromtimestamp(begin, datetime.UTC)
+            at = datetime.datetime.fromtimestamp(begin, datetime.timezone.utc)
             one = sums.setdefault((at, row["topic"]), {"at": at, "topic": row["topic"], "messages": 0, "bytes": 0})
             one["messages"] += row["messages"]
             one["bytes"] += row["bytes"]

@@ -97,7 +97,7 @@ def moment(value: datetime.datetime | None) -> str:
     """Return a time in UTC, to the second."""
     if value is None:
         return NOTHING
-    return value.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return value.astimezone(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def date(value: datetime.date | None) -> str:

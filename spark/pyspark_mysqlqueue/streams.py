@@ -1,0 +1,117 @@
+"""The log as a stream, and streams into the queue. Needs PySpark 4.2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from pyspark_mysqlqueue import log_offsets, reading
+from pyspark_mysqlqueue.options import SourceOptions
+from pyspark_mysqlqueue.reading import Query, Span
+from pyspark_mysqlqueue.sink import Sink, Written
+from pyspark_mysqlqueue.source import planned, read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads the log as a stream. The offset ``{"offset": n}`` means that all messages up to n have been read.
+
+    The offset of a stream that began at ``earliest`` also contains ``collected``: the highest offset that GC had
+    removed by then, until the stream has passed it. Messages that are left below it are read without a check.
+    """
+
+    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+        self.options = options
+        self.query = Query(columns, options.wanted)
+        self.target: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Return the offset at which a new stream begins.
+
+        Raises:
+            DataLossError: GC has removed messages that were published at or after ``startOffset``.
+            PipelineError: The stream has an ``endOffset``, or its start is beyond the end of the log.
+        """
+        with self.options.place.connect() as database:
+            return log_offsets.initial(database, self.options)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit of a micro-batch: ``maxRowsPerBatch``, else all available messages."""
+        rows = self.options.max_rows_per_batch
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Set the end of the stream to the current end of the log."""
+        with self.options.place.connect() as database:
+            self.target = log_offsets.highest(database)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Return the end of the next micro-batch.
+
+        Raises:
+            PipelineError: ``start`` is beyond the end of the log.
+        """
+        above = start["offset"]
+        with self.options.place.connect() as database:
+            last = log_offsets.highest(database)
+            if last < above:
+                raise log_offsets.log_is_behind(above, last)
+            if self.target is not None:
+                last = min(last, self.target)
+            if isinstance(limit, ReadMaxRows):
+                last = log_offsets.after_rows(database, above, limit.max_rows, last)
+        return dict(start) if last <= above else log_offsets.moved(start, last)
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+        """Return the end of the log."""
+        with self.options.place.connect() as database:
+            return {"offset": log_offsets.highest(database)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Return the spans of a micro-batch.
+
+        Raises:
+            DataLossError: GC has removed messages of the micro-batch.
+        """
+        span = Span(start["offset"], end["offset"])
+        if len(span) == 0:
+            return []
+        watch = start.get("collected", 0) if self.options.fail_on_data_loss else None
+        with self.options.place.connect() as database:
+            reading.check_complete(database, replace(self.query, watch_above=watch), span.above)
+        return planned(span, self.options, self.query, watch)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a span."""
+        return read(self.options, self.query, partition)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Do nothing: Spark stores the offsets, and the queue does not keep track of streams."""
+
+
+class OutboxStreamWriter(DataSourceStreamArrowWriter):
+    """The writer of ``df.writeStream.format("mysqlqueue")``. A repeated micro-batch publishes no message twice."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of a task to the outbox, and commit them."""
+        return Written(self.sink.write(iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Do nothing: each task has committed its own rows."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Do nothing: rows that tasks have committed stay. Spark runs the micro-batch again."""
