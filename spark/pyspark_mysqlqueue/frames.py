@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = No
         **options: Options of the data source.
 
     Raises:
-        PipelineError: A column does not exist.
+        PipelineError: A column does not exist, or Spark does not find the data source.
     """
     from pyspark.sql import datasource
 
@@ -80,7 +81,15 @@ def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = No
         reader = reader.option("pushFilters", "true")
     if columns is not None:
         reader = reader.schema(_ddl(columns))
-    return reader.options(**{**place.options(), **options}).load()
+    try:
+        return reader.options(**{**place.options(), **options}).load()
+    except Exception as error:  # of the JVM or, in Spark Connect, of gRPC
+        if "DATA_SOURCE_NOT_FOUND" not in str(error):
+            raise
+        raise PipelineError(
+            f"Spark's Python does not have this package: set PYSPARK_PYTHON={sys.executable} before the session "
+            "starts. If it has it, register the source: spark.dataSource.register(pyspark_mysqlqueue.DefaultSource)"
+        ) from error
 
 
 def _ddl(columns: Sequence[str]) -> str:

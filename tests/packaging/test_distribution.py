@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -35,6 +36,19 @@ except Exception as error:
     print("needs PySpark 4.1" in str(error))
 """
 """Reads a log by Spark where nothing is installed but what executors have."""
+
+BY_NAME = """
+from pyspark.sql import SparkSession
+from pyspark_mysqlqueue import frames
+from pyspark_mysqlqueue.databases import Place
+from pyspark_mysqlqueue.errors import PipelineError
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+try:
+    print(len(frames.log(spark, Place(sqlite_file="log.sqlite3")).columns), "columns")
+except PipelineError as error:
+    print(error)
+"""
+"""Looks for the data source in a session that the user has started."""
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 
@@ -176,3 +190,21 @@ def test_the_wheel_for_spark_works_with_the_oldest_versions_and_without_django(
     done = subprocess.run([python, "-c", ON_EXECUTORS], cwd=tmp_path, env=bare(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "first", "True"]
+
+
+def test_spark_finds_the_source_in_an_editable_install_or_says_what_to_do(project: Path, tmp_path: Path) -> None:
+    python = virtual_environment(tmp_path)
+    install = [python, "-m", "pip", "install", "-q", "--no-deps", "-e", project / "spark"]
+    subprocess.run(install, env=bare(), check=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    # The requirements of this interpreter, because PySpark takes half a minute to install.
+    for name in ("pyspark", "py4j", "pyarrow"):
+        (packages / name).symlink_to(Path(importlib.import_module(name).__file__ or "").parent)
+    other = virtual_environment(tmp_path / "other")
+    env = {**bare(), "PATH": f"{other.parent}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    env.pop("PYSPARK_PYTHON", None)
+    for more, says in (({}, f"set PYSPARK_PYTHON={python} before"), ({"PYSPARK_PYTHON": str(python)}, "21 columns")):
+        done = subprocess.run(
+            [python, "-c", BY_NAME], cwd=tmp_path, env=env | more, capture_output=True, text=True, check=False
+        )
+        assert says in done.stdout, done.stderr
