@@ -5,9 +5,10 @@
     python benchmarks/pipeline.py --engine mariadb --rows 5000000 --only read archive
 
 It starts a private server, fills the log, and runs all contestants in turn, so that other load on the machine affects
-them alike. It measures reading (rows are discarded), archiving to Parquet (with and without verification), and the
-sink. JDBC needs Debian's libmariadb-java, and connectorx its package; missing contestants are reported and left out.
-JSON goes to stdout, a table to stderr. Rates are in rows per second; ratios are ratios of medians.
+them alike. It measures reading (rows are discarded), one task without Spark with each driver, archiving to Parquet
+(with and without verification), and the sink. JDBC needs Debian's libmariadb-java, and connectorx its package; missing
+contestants are reported and left out. JSON goes to stdout, a table to stderr. Rates are in rows per second; ratios are
+ratios of medians.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 JAR = Path("/usr/share/java/mariadb-java-client.jar")
 FILL = 250_000
 DAY_MS = 86_400_000
+CONTESTS = ("read", "drivers", "archive", "sink")
 Contests = dict[str, dict[str, Callable[[], Any]]]
 
 
@@ -83,7 +85,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--master", default="local[2]", help="Spark's master URL (default: local[2])")
     parser.add_argument("--partitions", type=int, default=8, help="number of Spark partitions (default: 8)")
     parser.add_argument(
-        "--only", nargs="*", choices=("read", "archive", "sink"), default=("read", "archive", "sink"),
+        "--only", nargs="*", choices=CONTESTS, default=CONTESTS,
         help="measurements to run (default: all)",
     )  # fmt: skip
     return parser.parse_args()
@@ -166,6 +168,10 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
         if _has("connectorx"):
             url = f"mysql://root@127.0.0.1:{port}/{connection.settings_dict['NAME']}"
             contests["read"]["connectorx"] = lambda: _connectorx(url, options.partitions, rows)
+    if "drivers" in options.only:
+        contests["drivers"] = {
+            name: lambda name=name: _task(place, high, rows, name) for name in ("MySQLdb", "pymysql")
+        }
     if "archive" in options.only:
         contests["archive"] = {
             "queuearchive": lambda: _archive(spark, place, folder / "archive", high, verified=True),
@@ -259,6 +265,18 @@ def _driver(place: Any, rows: int) -> None:
         while some := cursor.fetchmany(2000):
             seen += len(some)
     assert seen == rows
+
+
+def _task(place: Any, high: int, rows: int, driver: str) -> None:
+    """Read as a task does, in this process, without Spark."""
+    from unittest import mock
+
+    from pyspark_mysqlqueue import databases, reading
+    from pyspark_mysqlqueue.log_schema import NAMES
+
+    with mock.patch.object(databases, "DRIVERS", (driver,)):
+        batches = reading.read(place, reading.Query(NAMES), reading.Span(0, high))
+        assert sum(batch.num_rows for batch in batches) == rows
 
 
 def _connectorx(url: str, partitions: int, rows: int) -> None:

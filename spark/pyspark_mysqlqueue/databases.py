@@ -16,6 +16,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -240,8 +241,40 @@ def is_lost(error: Exception) -> bool:
     """Return whether the same work may succeed on a new connection."""
     if isinstance(error, sqlite3.OperationalError):
         return "locked" in str(error)
-    is_driver_error = type(error).__module__.startswith("MySQLdb")
+    is_driver_error = type(error).__module__.startswith(DRIVERS)
     return is_driver_error and error.args[:1] != () and error.args[0] in LOST
+
+
+DRIVERS = ("MySQLdb", "pymysql")
+"""The modules of mysqlclient and of PyMySQL, which needs no compiler. The first one that is installed is used."""
+
+
+def _driver() -> Any:
+    for name in DRIVERS:
+        with contextlib.suppress(ImportError):
+            for part in ("constants.FIELD_TYPE", "converters", "cursors"):
+                import_module(f"{name}.{part}")
+            return import_module(name)
+    raise PipelineError(
+        "no driver for MySQL and MariaDB is installed: run pip install 'pyspark-mysqlqueue[mysql]' or, where "
+        "mysqlclient cannot be compiled, 'pyspark-mysqlqueue[pymysql]'"
+    )
+
+
+def _check_encryption(driver: Any, details: Mapping[str, Any]) -> None:
+    """Refuse options by which mysqlclient requires TLS, and which PyMySQL would ignore."""
+    given = set(details)
+    if "read_default_file" in details:
+        parser = driver.optionfile.Parser()
+        parser.read(details["read_default_file"])
+        group = details.get("read_default_group", "client")
+        given |= {name.replace("-", "_") for name, _ in (parser.items(group) if parser.has_section(group) else ())}
+    for name in ("ssl_mode", "ssl_verify_server_cert"):
+        if name in given:
+            raise PipelineError(
+                f"PyMySQL does not support the option {name}: require TLS by naming the certificate authority in "
+                "ssl_ca, or install mysqlclient"
+            )
 
 
 class Server(Database):
@@ -250,19 +283,19 @@ class Server(Database):
     now_ms = f"({NOW_MS_MYSQL})"
 
     def __init__(self, details: Mapping[str, Any]) -> None:
-        import MySQLdb
-        import MySQLdb.cursors
-        from MySQLdb.constants import FIELD_TYPE
-        from MySQLdb.converters import conversions
-
+        driver = _driver()
+        if driver.__name__ == "pymysql":
+            _check_encryption(driver, details)
         self._is_locking = False
-        self._streaming = MySQLdb.cursors.SSCursor
-        self._error = MySQLdb.Error
+        self._streaming = driver.cursors.SSCursor
+        self._error = driver.Error
         # Texts and payloads stay bytes: Arrow takes bytes without a conversion, three times as fast as str.
         numbers = ("TINY", "SHORT", "INT24", "LONG", "LONGLONG", "NEWDECIMAL")
-        conv: dict[Any, Any] = {key: value for key, value in conversions.items() if not isinstance(key, int)}
-        conv |= {getattr(FIELD_TYPE, name): int for name in numbers}
-        self._connection = MySQLdb.connect(
+        conv: dict[Any, Any] = {
+            key: value for key, value in driver.converters.conversions.items() if not isinstance(key, int)
+        }
+        conv |= {getattr(driver.constants.FIELD_TYPE, name): int for name in numbers}
+        self._connection = driver.connect(
             **details,
             conv=conv,
             charset="utf8mb4",
