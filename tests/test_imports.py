@@ -39,6 +39,16 @@ def test_importing_the_package_needs_no_settings():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.any_engine
+def test_the_command_line_of_the_pipeline_starts_without_spark():
+    """``archive status`` answers at once: PySpark takes a second to import."""
+    code = "import sys, pyspark_mysqlqueue.cli; assert 'pyspark' not in sys.modules; pyspark_mysqlqueue.DefaultSource"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT / "spark", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 UNUSED = (
     "django_mysqlqueue.admin.operations",
     "django_mysqlqueue.admin.pages",
