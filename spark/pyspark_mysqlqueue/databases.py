@@ -132,8 +132,8 @@ def _from_url(url: str, variable: str) -> Database:
         "host": parts.hostname,
         "port": port,
         "user": unquote(parts.username) if parts.username else None,
-        "passwd": unquote(parts.password) if parts.password else None,
-        "db": unquote(parts.path)[1:],
+        "password": unquote(parts.password) if parts.password else None,
+        "database": unquote(parts.path)[1:],
     }
     for name, value in parse_qsl(parts.query):
         if name not in ("unix_socket", "ssl_ca"):

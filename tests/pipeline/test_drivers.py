@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -107,8 +108,18 @@ def test_a_row_that_exists_is_a_duplicate(place, driver):
 
 def test_an_option_file_has_the_connection(place, driver, tmp_path: Path):
     details = json.loads(os.environ[URL_VARIABLE])
-    names = {"unix_socket": "socket", "passwd": "password", "db": "database"}
-    lines = [f"{names.get(name, name)}={value}" for name, value in details.items()]
+    lines = [f"{'socket' if name == 'unix_socket' else name}={value}" for name, value in details.items()]
     (tmp_path / "queue.cnf").write_text("\n".join(["[client]", *lines, ""]))
     with Place(defaults_file=str(tmp_path / "queue.cnf")).connect() as database:
-        assert database.row("SELECT DATABASE()") == (details.get("database") or details["db"],)
+        assert database.row("SELECT DATABASE()") == (details["database"],)
+
+
+def test_a_url_has_the_connection(place, driver, monkeypatch):
+    details = json.loads(os.environ[URL_VARIABLE])
+    host = details.get("host", "localhost")
+    port = f":{details['port']}" if "port" in details else ""
+    socket = f"?unix_socket={quote(details['unix_socket'])}" if "unix_socket" in details else ""
+    user = f"{details['user']}:{details.get('password', '')}".rstrip(":")
+    monkeypatch.setenv("OTHER_URL", f"mysql://{user}@{host}{port}/{details['database']}{socket}")
+    with Place(url_variable="OTHER_URL").connect() as database:
+        assert database.row("SELECT DATABASE()") == (details["database"],)
