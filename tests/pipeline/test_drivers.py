@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import OutboxMessage
-from pyspark_mysqlqueue import databases, reading
+from pyspark_mysqlqueue import databases, log_offsets, reading
 from pyspark_mysqlqueue.databases import URL_VARIABLE, Place
 from pyspark_mysqlqueue.log_schema import NAMES
 from pyspark_mysqlqueue.reading import Query, Span
@@ -35,8 +35,14 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return name
 
 
+def whole_log(place: Place) -> Iterator[pa.RecordBatch]:
+    with place.connect() as database:
+        span = Span(0, log_offsets.highest(database))
+    return reading.read(place, Query(NAMES), span)
+
+
 def all_rows(place: Place) -> list[dict[str, Any]]:
-    return pa.Table.from_batches(reading.read(place, Query(NAMES, watch_above=0), Span(0, 1000))).to_pylist()
+    return pa.Table.from_batches(whole_log(place)).to_pylist()
 
 
 def test_they_read_the_same(place, monkeypatch):
@@ -85,7 +91,7 @@ def test_reading_goes_on_after_a_lost_connection(place, driver, monkeypatch):
     sequence()
     whole = all_rows(place)
     monkeypatch.setattr(reading, "FETCH_ROWS", 100)
-    batches: Iterator[pa.RecordBatch] = reading.read(place, Query(NAMES), Span(0, 1000))
+    batches = whole_log(place)
     found = next(batches).to_pylist()
     with connection.cursor() as cursor:
         cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
