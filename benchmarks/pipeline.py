@@ -291,26 +291,29 @@ def _connectorx(url: str, partitions: int, rows: int) -> None:
 def _archive(spark: Any, place: Any, path: Path, last: int, *, verified: bool) -> None:
     from unittest import mock
 
-    from django_mysqlqueue.models import ArchiveSegment
+    from django_mysqlqueue.models import Reader
     from pyspark_mysqlqueue.archive import files, run
-    from pyspark_mysqlqueue.archive.files import Root
+    from pyspark_mysqlqueue.archive.root import Root
     from pyspark_mysqlqueue.archive.run import Job
 
-    ArchiveSegment.objects.all().delete()
+    Reader.objects.all().delete()
     shutil.rmtree(path, ignore_errors=True)
     if verified:
         run.grow(Job(spark, place, Root(str(path))))
         return
     work = files.write_span
 
-    def unverified(place: Any, root: Any, segment: str, span: Any) -> Any:
+    def unverified(place: Any, root: Any, log: Any, span: Any) -> Any:
         from pyspark_mysqlqueue import checksums
 
+        def believed(folder: Any, path: str) -> Any:
+            return {log: checksums.Sum(folder.read(path).metadata.num_rows)}
+
         with (
-            mock.patch.object(checksums, "of_log", return_value=checksums.Sum()),
-            mock.patch.object(files, "read_sum", return_value=checksums.Sum()),
+            mock.patch.object(checksums, "sql", return_value="0"),
+            mock.patch.object(files, "read_sums", believed),
         ):
-            return work(place, root, segment, span)
+            return work(place, root, log, span)
 
     with mock.patch.object(files, "write_span", unverified):
         run.grow(Job(spark, place, Root(str(path))))

@@ -62,10 +62,10 @@ def main() -> None:
 def _measure(options: argparse.Namespace, server: int, path: Path) -> list[dict[str, Any]]:
     from benchmarks.pipeline import fill
     from django_mysqlqueue.management.spark import project_place
-    from django_mysqlqueue.models import ArchiveSegment
+    from django_mysqlqueue.models import Reader
     from pyspark_mysqlqueue import frames
     from pyspark_mysqlqueue.archive import run
-    from pyspark_mysqlqueue.archive.files import Root
+    from pyspark_mysqlqueue.archive.root import Root
     from pyspark_mysqlqueue.archive.run import Job
     from pyspark_mysqlqueue.session import session
 
@@ -86,7 +86,7 @@ def _measure(options: argparse.Namespace, server: int, path: Path) -> list[dict[
         there = rows
         if not found:
             read()  # warm up
-        ArchiveSegment.objects.all().delete()
+        Reader.objects.all().delete()
         shutil.rmtree(path, ignore_errors=True)
         for name, work in (
             ("read", read),

@@ -754,24 +754,23 @@ for _column in LATENCY_COLUMNS:
     Rollup.add_to_class(_column, models.BigIntegerField(db_default=0))
 
 
-class ArchiveSegment(QueueModel):
-    """A range of the log that is in the archive. This row commits it: files that no row names are garbage."""
+class Reader(QueueModel):
+    """A reader of the log outside this database, such as the archive, for which GC waits."""
 
-    lo = models.BigIntegerField(_("first offset"), primary_key=True)
-    hi = models.BigIntegerField(_("last offset"))
-    rows = models.BigIntegerField(_("messages"))
-    checksum = models.BigIntegerField(_("checksum"), help_text=_("the sum of each message's CRC-32"))
-    path = BytewiseCharField(_("path"), max_length=KEY_LENGTH, help_text=_("below the archive's root"))
-    files = models.JSONField(_("files"))
-    archived_at = models.BigIntegerField(_("archived at"), db_default=NowMilliseconds())
+    name = BytewiseCharField(_("name"), max_length=NAME_LENGTH, primary_key=True)
+    read_offset = models.BigIntegerField(_("read offset"), help_text=_("everything up to it has been read"))
+    owner = BytewiseCharField(
+        _("owner"), max_length=NAME_LENGTH, db_default="", help_text=_("of the archive: the id of its Delta table")
+    )
+    moved_at = models.BigIntegerField(_("moved at"), db_default=NowMilliseconds())
 
     class Meta:
-        db_table = tables.SEGMENTS
-        verbose_name = _("archive segment")
-        verbose_name_plural = _("archive segments")
+        db_table = tables.READERS
+        verbose_name = _("reader")
+        verbose_name_plural = _("readers")
 
     def __str__(self) -> str:
-        return f"{self.lo} to {self.hi}"
+        return self.name
 
 
 MODELS = (
@@ -793,7 +792,7 @@ MODELS = (
     CollectedTopic,
     RelayPosition,
     RelayWatermark,
-    ArchiveSegment,
+    Reader,
     JobResult,
     JobStage,
     Schedule,

@@ -48,7 +48,7 @@ QUEUE_MODELS = (
     models.JobResult,
     models.JobStage,
     models.Schedule,
-    models.ArchiveSegment,
+    models.Reader,
 )
 
 

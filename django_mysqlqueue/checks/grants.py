@@ -105,7 +105,7 @@ ROLES: dict[str, Role] = {
                     models.CollectedTopic: "SIU",
                     models.RelayPosition: "SIU",
                     models.RelayWatermark: "SIU",
-                    models.ArchiveSegment: "S",
+                    models.Reader: "S",
                     models.JobResult: "SIUD",
                     models.JobStage: "SIUD",
                     models.Schedule: "SIU",
@@ -150,7 +150,7 @@ ROLES: dict[str, Role] = {
         "archive the log with Spark",
         (
             *_tables({models.QueueMessage: "S", models.Sequencer: "S", models.CollectedTopic: "S"}),
-            *_table(models.ArchiveSegment, "SID"),
+            *_table(models.Reader, "SID"),
             Grant("SELECT", MIGRATIONS),
         ),
     ),

@@ -755,21 +755,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="ArchiveSegment",
+            name="Reader",
             fields=[
-                ("lo", models.BigIntegerField("first offset", primary_key=True, serialize=False)),
-                ("hi", models.BigIntegerField("last offset")),
-                ("rows", models.BigIntegerField("messages")),
-                ("checksum", models.BigIntegerField("checksum", help_text="the sum of each message's CRC-32")),
-                ("path", BytewiseCharField("path", max_length=190, help_text="below the archive's root")),
-                ("files", models.JSONField("files")),
-                ("archived_at", models.BigIntegerField("archived at", db_default=NowMilliseconds())),
+                ("name", BytewiseCharField("name", max_length=100, primary_key=True, serialize=False)),
+                ("read_offset", models.BigIntegerField("read offset", help_text="everything up to it has been read")),
+                (
+                    "owner",
+                    BytewiseCharField(
+                        "owner", max_length=100, db_default="", help_text="of the archive: the id of its Delta table"
+                    ),
+                ),
+                ("moved_at", models.BigIntegerField("moved at", db_default=NowMilliseconds())),
             ],
-            options={
-                "verbose_name": "archive segment",
-                "verbose_name_plural": "archive segments",
-                "db_table": "queue_archive_segments",
-            },
+            options={"verbose_name": "reader", "verbose_name_plural": "readers", "db_table": "queue_readers"},
         ),
         migrations.CreateModel(
             name="JobResult",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_mysqlqueue.db.tables import COLLECTED, GROUPS, LOG, OFFSETS, SEGMENTS, STATE
+from django_mysqlqueue.db.tables import ARCHIVE, COLLECTED, GROUPS, LOG, OFFSETS, READERS, STATE
 from django_mysqlqueue.models import (
     ConsumerGroup,
 )
@@ -180,16 +180,9 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int, rows: int, secon
 
 
 def archived_offset(session: Session) -> int:
-    """Return the highest offset up to which everything is, or was, in the archive; 0 if nothing is.
-
-    Segments follow each other without a gap. If one is missing (somebody has deleted its row), the segments after the
-    gap do not count.
-    """
-    (highest,) = session.one(
-        f"SELECT MIN(s.hi) FROM {SEGMENTS} s {session.dialect.join_to(SEGMENTS, 'n', left=True)} ON n.lo = s.hi + 1 "
-        "WHERE n.lo IS NULL"
-    )
-    return int(highest or 0)
+    """Return the highest offset up to which everything is, or was, in the archive; 0 if nothing is."""
+    row = session.row(f"SELECT read_offset FROM {READERS} WHERE name = %s", (ARCHIVE,))
+    return int(row[0]) if row else 0
 
 
 def _collect_chunk(

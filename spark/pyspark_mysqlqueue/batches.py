@@ -1,8 +1,4 @@
-"""Select columns of the log and convert rows to Arrow batches.
-
-Batches have two forms: Spark's (times in microseconds; a time that ``datetime`` cannot represent is NULL), and the
-exact form of the archive (times in milliseconds, without a limit).
-"""
+"""Select columns of the log and convert rows to Arrow batches, whose times are in microseconds, as Spark has them."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_mysqlqueue import checksums
 from pyspark_mysqlqueue.databases import Database
 from pyspark_mysqlqueue.errors import PipelineError
-from pyspark_mysqlqueue.log_schema import BY_NAME, RARE, Column
+from pyspark_mysqlqueue.log_schema import BY_NAME, CHECKSUM, RARE, Column
 
 SPARK_TIME = pa.timestamp("us", tz="UTC")
-EXACT_TIME = pa.timestamp("ms", tz="UTC")
 _TYPES = {"number": pa.int64(), "text": pa.string(), "bytes": pa.binary()}
 _PACKED = "packed"
 WORTH_PACKING = 3
@@ -26,17 +22,9 @@ WORTH_PACKING = 3
 
 
 @cache
-def schema(columns: tuple[Column, ...], *, exact: bool = False) -> pa.Schema:
-    """Return the Arrow schema of these columns.
-
-    Without ``exact`` it must equal the schema that Spark derives from its own types.
-
-    Args:
-        columns: The columns, in the order of the schema.
-        exact: Return the schema of the archive instead of Spark's.
-    """
-    time = EXACT_TIME if exact else SPARK_TIME
-    return pa.schema([pa.field(column.name, _TYPES.get(column.kind, time)) for column in columns])
+def schema(columns: tuple[Column, ...]) -> pa.Schema:
+    """Return the Arrow schema of these columns, as Spark derives it from its own types."""
+    return pa.schema([pa.field(column.name, _TYPES.get(column.kind, SPARK_TIME)) for column in columns])
 
 
 class Selection:
@@ -45,10 +33,10 @@ class Selection:
     The cost of a row in Python is that of its values, and eleven of the 21 columns are nearly always empty. The server
     packs these into one text, which is empty if all of them are. Reading takes a third less time.
 
-    A row is a tuple: the offset, the selected columns, and finally the packed ones.
+    A row is a tuple: the offset, the selected columns, the checksum if it is wanted, and finally the packed columns.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, checksum: bool = False) -> None:
         self.columns = tuple(BY_NAME[name] for name in names)
         packed = tuple(column for column in RARE if column in self.columns)
         if len(packed) < WORTH_PACKING:
@@ -63,11 +51,19 @@ class Selection:
         fields = [pa.field(name, _raw_type(BY_NAME[name])) for name in self.plain]
         if self._is_packed:
             fields.append(pa.field(_PACKED, pa.binary()))
+        if checksum:
+            fields.insert(len(self.plain), pa.field(CHECKSUM, pa.int64()))
+        self._has_checksum = checksum
         self._row = pa.struct(fields)
+        self._schema = schema(self.columns)
+        if checksum:
+            self._schema = self._schema.append(pa.field(CHECKSUM, pa.int64()))
 
     def sql(self, database: Database) -> str:
         """Return the select list."""
         wanted = [BY_NAME[name].sql for name in self.plain]
+        if self._has_checksum:
+            wanted.append(checksums.sql(database))
         if self._is_packed:
             sizes = [(column, column.sql) for column in self._numbers]
             sizes += [(column, database.byte_length(column.sql)) for column in self._texts]
@@ -77,12 +73,11 @@ class Selection:
             wanted.append(f"CASE WHEN {empty} THEN '' ELSE {joined} END")
         return ", ".join(wanted)
 
-    def batch(self, rows: Sequence[tuple[Any, ...]], *, exact: bool = False) -> pa.RecordBatch:
+    def batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
         """Convert rows to a batch.
 
         Args:
             rows: Rows as the driver returns them: numbers are int, texts are bytes.
-            exact: Convert to the archive's form instead of Spark's.
 
         Raises:
             PipelineError: The packed columns of a row are too long or cannot be unpacked.
@@ -91,9 +86,10 @@ class Selection:
         packed = found.pop(_PACKED, None)
         if packed is not None:
             found |= self._unpacked(packed, rows)
-        times = _exact_times if exact else _spark_times
-        arrays = [times(found[column.name]) if column.kind == "time" else found[column.name] for column in self.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema(self.columns, exact=exact))
+        arrays = [
+            _times(found[field.name]) if field.type == SPARK_TIME else found[field.name] for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _unpacked(self, packed: pa.Array, rows: Sequence[tuple[Any, ...]]) -> dict[str, pa.Array]:
         columns = self._numbers + self._texts
@@ -145,9 +141,5 @@ def _nothing(column: Column) -> str | int | None:
     return None if column.nullable else "" if column.kind == "text" else 0
 
 
-def _exact_times(numbers: pa.Array) -> pa.Array:
-    return numbers.view(EXACT_TIME)
-
-
-def _spark_times(numbers: pa.Array) -> pa.Array:
-    return numbers.view(EXACT_TIME).cast(SPARK_TIME)
+def _times(numbers: pa.Array) -> pa.Array:
+    return numbers.view(pa.timestamp("ms", tz="UTC")).cast(SPARK_TIME)

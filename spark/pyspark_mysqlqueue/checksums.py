@@ -1,9 +1,8 @@
-"""A checksum over all columns of a range, computed by the server for the log and with Arrow for the files.
+"""A checksum over all columns of a row, computed by the server for the log and with Arrow for the files.
 
-Each row is written as a text: its numbers, the lengths of its short texts, the CRC-32 of its long texts, and the short
-texts themselves, so that the fields cannot be confused. NULL is an empty number or length. The checksum is the sum of
-the CRC-32 of these texts. It does not depend on the order of rows, and the checksums of two ranges add up to that of
-both.
+A row is written as a text: its numbers, the lengths of its short texts, the CRC-32 of its long texts, and the short
+texts themselves, so that the fields cannot be confused. NULL is an empty number or length. The checksum is the CRC-32
+of that text. The archive has it in a column, so that each row can be checked wherever it has been copied.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_mysqlqueue.databases import Database
-from pyspark_mysqlqueue.log_schema import COLUMNS, LOG
-from pyspark_mysqlqueue.reading import Span
+from pyspark_mysqlqueue.log_schema import COLUMNS
 
 LONG = ("payload", "metadata", "last_error")
 NUMBERS = tuple(column for column in COLUMNS if column.kind in ("number", "time"))
@@ -38,33 +36,33 @@ class Sum:
         return Sum(self.rows + other.rows, self.checksum + other.checksum)
 
 
-def of_log(database: Database, span: Span) -> Sum:
-    """Return the checksum of a span, computed by the server."""
+def sql(database: Database) -> str:
+    """Return the SQL expression of a row's checksum."""
     parts = [column.filled(column.sql) for column in NUMBERS]
     parts += [column.filled(database.byte_length(column.sql)) for column in SHORT]
     parts += [f"CRC32(`{name}`)" for name in LONG]
     parts += [column.filled(column.sql) for column in SHORT]
-    rows, total = database.row(
-        f"SELECT COUNT(*), COALESCE(SUM(CRC32({database.joined(parts)})), 0) "
-        f"FROM {LOG}{database.force_index('PRIMARY')} WHERE `offset` > %s AND `offset` <= %s",
-        (span.above, span.up_to),
-    )
-    return Sum(int(rows), int(total))
+    return f"CRC32({database.joined(parts)})"
 
 
-def of_batch(batch: pa.RecordBatch | pa.Table) -> Sum:
-    """Return the checksum of rows in the archive's exact form, with all columns."""
+def of_rows(batch: pa.RecordBatch | pa.Table) -> pa.Array:
+    """Return the checksum of each row, computed with Arrow. The batch has all columns of the log."""
+    if batch.num_rows == 0:
+        return pa.array([], pa.int64())
     parts = [_digits(_flat(batch.column(column.name))) for column in NUMBERS]
     texts = [_flat(batch.column(column.name)) for column in SHORT]
     parts += [_digits(pc.binary_length(text)) for text in texts]
     parts += [_crcs(_flat(batch.column(name))) for name in LONG]
     parts += [_constant(pc.fill_null(text, "")) for text in texts]
-    if batch.num_rows == 0:
-        return Sum()
     rows = pc.binary_join_element_wise(*_merged(part.cast(pa.string()) for part in parts), ",")
     if isinstance(rows, pa.Scalar):
         rows = pa.repeat(rows, batch.num_rows)
-    return Sum(batch.num_rows, sum(map(zlib.crc32, rows.cast(pa.binary()).to_pylist())))
+    return pa.array(map(zlib.crc32, rows.cast(pa.binary()).to_pylist()), pa.int64())
+
+
+def total(checksums: pa.Array | pa.ChunkedArray) -> Sum:
+    """Return the number of rows and the sum of their checksums."""
+    return Sum(len(checksums), pc.sum(checksums).as_py() or 0)
 
 
 def _flat(column: Any) -> pa.Array:
@@ -73,7 +71,7 @@ def _flat(column: Any) -> pa.Array:
 
 def _digits(numbers: pa.Array) -> Any:
     if pa.types.is_timestamp(numbers.type):
-        numbers = numbers.view(pa.int64())
+        numbers = numbers.cast(pa.timestamp("ms", "UTC")).view(pa.int64())
     return _constant(pc.fill_null(numbers.cast(pa.string()), "") if numbers.null_count else numbers)
 
 

@@ -11,14 +11,16 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from pyspark_mysqlqueue import log_offsets
-from pyspark_mysqlqueue.archive import manifest, run
-from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive import run
+from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.databases import URL_VARIABLE, Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.options import Edge, parse_edge
@@ -29,7 +31,7 @@ NO_PATH = "the archive's path is not configured: pass --path or set MYSQLQUEUE['
 PATH_HELP = "folder or URI of the archive (default with manage.py: MYSQLQUEUE['ARCHIVE_PATH'])"
 MASTER_HELP = "Spark's master URL (default: the one given to spark-submit, else local[*])"
 FORMAT_HELP = "output format (default: text)"
-ACTIONS = ("grow", "verify", "compact", "expire", "sweep", "status")
+ACTIONS = ("grow", "verify", "compact", "expire", "vacuum", "status")
 
 
 class Failed(PipelineError):
@@ -80,30 +82,30 @@ def archive_arguments(parser: argparse.ArgumentParser) -> None:
         choices=ACTIONS,
         default="grow",
         help="grow (default): archive the messages that the archive does not have yet; verify: read every file and "
-        "compare it with the manifest; compact: merge small segments; expire: remove old segments from the archive; "
-        "sweep: delete files that belong to no segment; status: show the archive's size and its last offset",
+        "compare each row with its checksum; compact: merge small files; expire: remove old messages from the archive; "
+        "vacuum: delete files that the table no longer has; status: show the archive's size and its last offset",
     )
     parser.add_argument("--path", metavar="ROOT", help=PATH_HELP)
     parser.add_argument("--master", metavar="URL", help=MASTER_HELP)
     parser.add_argument(
-        "--segment-offsets", type=positive, default=run.SEGMENT_OFFSETS, metavar="N",
-        help="grow: maximum number of offsets per segment (default: %(default)s)",
+        "--local", action="store_true",
+        help="use processes of this machine, not Spark (the default if PySpark is not installed)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--commit-offsets", type=positive, default=run.COMMIT_OFFSETS, metavar="N",
+        help="grow: maximum number of offsets per commit (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--task-offsets", type=positive, default=run.TASK_OFFSETS, metavar="N",
-        help="grow: maximum number of offsets per Spark task (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rows", type=positive, default=run.COMPACT_ROWS, metavar="N",
-        help="compact: maximum number of messages per merged segment (default: %(default)s)",
+        help="grow: maximum number of offsets per task (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--before", type=day, metavar="DAY",
-        help="expire: remove the oldest segments whose messages were all published before this date (UTC)",
+        help="expire: remove the messages that were published before this date (UTC)",
     )  # fmt: skip
     parser.add_argument(
-        "--grace", type=hours, default=run.GRACE.total_seconds() / 3600, metavar="HOURS",
-        help="sweep: delete only files that are at least this many hours old (default: %(default)g)",
+        "--keep", type=hours, default=run.KEEP.total_seconds() / 3600, metavar="HOURS",
+        help="vacuum: keep the files of versions that are younger (default: %(default)g; at least 1)",
     )  # fmt: skip
     parser.add_argument("--format", choices=("text", "json"), default="text", help=FORMAT_HELP)
 
@@ -129,8 +131,12 @@ def archive(options: Mapping[str, Any], place: Place, say: Say) -> None:
         facts = _status(place, root)
     else:
         # Spark takes seconds to start, so start it only for actions that run tasks.
-        spark = session(options["master"], name="queuearchive") if _needs_spark(action, place) else None
-        facts = _act(Job(spark, place, root), action, options)  # type: ignore[arg-type]
+        spark = (
+            None
+            if _is_local(options) or not _has_tasks(action, place, root)
+            else session(options["master"], name="queuearchive")
+        )
+        facts = _act(Job(spark, place, root), action, options)
     lines = facts.pop("says")
     if options["format"] == "json":
         say(json.dumps({"action": action, **facts}, default=str))
@@ -141,43 +147,43 @@ def archive(options: Mapping[str, Any], place: Place, say: Say) -> None:
         raise Failed(f"the archive has {_counted(len(facts['faults']), 'fault')}")
 
 
-def _needs_spark(action: str, place: Place) -> bool:
-    if action in ("expire", "sweep"):
+def _is_local(options: Mapping[str, Any]) -> bool:
+    if options["local"] and options["master"]:
+        raise PipelineError("pass --local or --master, not both")
+    return options["local"] or (not options["master"] and find_spec("pyspark") is None)
+
+
+def _has_tasks(action: str, place: Place, root: Root) -> bool:
+    if action in ("compact", "vacuum"):
         return False
     if action != "grow":
         return True
     with place.connect() as database:
-        return bool(run.pending(database))
+        return run.pending(database, root) > 0
 
 
 def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
     quiet = options["format"] == "json"
     if action == "expire":
-        old = run.expire(job, before=options["before"])
-        rows = sum(segment.rows for segment in old)
+        rows = run.expire(job, before=options["before"])
         return {
-            "segments": len(old),
             "rows": rows,
-            "says": [
-                f"Removed {_counted(len(old), 'segment')} with {_counted(rows, 'message')} from the archive.",
-                "Run sweep to delete the files.",
-            ],
+            "says": [f"Removed {_counted(rows, 'message')} from the archive.", "Run vacuum to delete the files."],
         }
-    if action == "sweep":
-        gone = run.sweep(job, grace=datetime.timedelta(hours=options["grace"]))
-        return {"files": len(gone), "says": [f"Deleted {_counted(len(gone), 'unreferenced file')}."]}
-    with job.place.connect() as database:
-        known = manifest.segments(database)
-        todo = sum(map(len, run.pending(database)))
+    if action == "vacuum":
+        gone = run.vacuum(job, keep=datetime.timedelta(hours=options["keep"]))
+        return {"files": len(gone), "says": [f"Deleted {_counted(len(gone), 'file')}."]}
     if action == "grow":
-        with _bar(todo, quiet) as bar:
+        with job.place.connect() as database:
+            todo = run.pending(database, job.root)
+        with _bar(todo, "offsets", quiet) as bar:
             grown = run.grow(
                 job,
-                segment_offsets=options["segment_offsets"],
+                commit_offsets=options["commit_offsets"],
                 task_offsets=options["task_offsets"],
                 progress=bar.update,
             )
-        added = f"{_counted(grown.rows, 'message')} in {_counted(grown.segments, 'segment')}"
+        added = f"{_counted(grown.rows, 'message')} in {_counted(grown.commits, 'commit')}"
         says = [f"Archived {added}, {_size(grown.size)}.", f"All offsets up to {grown.archived} are archived."]
         if grown.missed:
             says.append(
@@ -185,20 +191,22 @@ def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
                 "MYSQLQUEUE['ARCHIVE_REQUIRED'], or run the command more often than the retention expires."
             )
         return {**asdict(grown), "says": says}
+    known = Table.open(job.root).files()
     if action == "compact":
-        groups = run.mergeable(known, options["rows"])
-        with _bar(sum(group[-1].hi - group[0].lo + 1 for group in groups), quiet) as bar:
-            merged = run.compact(job, rows=options["rows"], progress=bar.update)
-        return {"merged": merged, "says": [f"Merged {_counted(merged, 'segment')} into {len(groups)}."]}
-    with _bar(sum(one.hi - one.lo + 1 for one in known), quiet) as bar:
+        with _bar(sum(one.rows for one in known), "rows", quiet) as bar:
+            rows = run.compact(job, progress=bar.update)
+        after = len(Table.open(job.root).files())
+        says = [f"Merged {_counted(len(known), 'file')} into {after:,}, and wrote {_counted(rows, 'message')} again."]
+        return {"rows": rows, "files": after, "says": says}
+    with _bar(len(known), "files", quiet) as bar:
         faults = run.verify(job, progress=bar.update)
     rows = sum(one.rows for one in known)
-    says = [f"offsets {fault.lo} to {fault.hi}: {fault.path or 'manifest'}: {fault.says}" for fault in faults]
     return {
-        "segments": len(known),
+        "files": len(known),
         "rows": rows,
         "faults": [asdict(fault) for fault in faults],
-        "says": says or [f"No faults in {_counted(len(known), 'segment')} with {_counted(rows, 'message')}."],
+        "says": [f"{fault.path or 'table'}: {fault.says}" for fault in faults]
+        or [f"No faults in {_counted(len(known), 'file')} with {_counted(rows, 'message')}."],
     }
 
 
@@ -303,7 +311,7 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
                 raise PipelineError("cannot ask for confirmation without input: pass --noinput or --dry-run") from None
             if answer.strip().lower() not in ("y", "yes"):
                 raise PipelineError("replay cancelled: nothing was changed")
-        with _bar(len(planned.span), as_json) as bar:
+        with _bar(len(planned.span), "offsets", as_json) as bar:
             facts["replayed"] = play(job, what, progress=bar.update)
         if not as_json:
             say(
@@ -383,26 +391,17 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
 
 
 def _status(place: Place, root: Root) -> dict[str, Any]:
+    table = Table.find(root)
     with place.connect() as database:
-        known = manifest.segments(database)
-        last = log_offsets.highest(database)
-    end = manifest.archived(known)
-    rows, size = sum(one.rows for one in known), sum(one.size for one in known)
-    files = sum(len(one.files) for one in known)
+        log, last = log_offsets.identity(database), log_offsets.highest(database)
+    files = [] if table is None else table.files()
+    end = 0 if table is None else table.archived(log)
+    rows, size = sum(one.rows for one in files), sum(one.size for one in files)
     says = [
-        f"Archive {root.uri}: {_counted(rows, 'message')}, {_size(size)}.",
-        f"It has {_counted(len(known), 'segment')} and {_counted(files, 'file')}.",
+        f"Archive {root.uri}: {_counted(rows, 'message')}, {_size(size)}, {_counted(len(files), 'file')}.",
         f"All offsets up to {end} are archived. The log ends at offset {last}.",
     ]
-    return {
-        "segments": len(known),
-        "files": files,
-        "rows": rows,
-        "size": size,
-        "archived": end,
-        "log": last,
-        "says": says,
-    }
+    return {"files": len(files), "rows": rows, "size": size, "archived": end, "log": last, "says": says}
 
 
 def _counted(count: int, noun: str) -> str:
@@ -418,8 +417,8 @@ def _size(size: int) -> str:
     return f"{value:.1f} TB"
 
 
-def _bar(total: int, quiet: bool) -> Any:  # noqa: FBT001
-    return tqdm(total=total, unit=" offsets", unit_scale=True, disable=True if quiet else None, file=sys.stderr)
+def _bar(total: int, unit: str, quiet: bool) -> Any:  # noqa: FBT001
+    return tqdm(total=total, unit=f" {unit}", unit_scale=True, disable=True if quiet else None, file=sys.stderr)
 
 
 # -- without Django -----------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark_mysqlqueue import log_offsets
-from pyspark_mysqlqueue.archive import manifest
+from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.errors import DataLossError, PipelineError
 from pyspark_mysqlqueue.log_schema import BY_NAME, ddl
 from pyspark_mysqlqueue.session import PUSHDOWN
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from pyspark_mysqlqueue.archive.files import Root
-    from pyspark_mysqlqueue.archive.manifest import Segment
+    from pyspark_mysqlqueue.archive.root import Root
     from pyspark_mysqlqueue.databases import Database, Place
+    from pyspark_mysqlqueue.log_schema import Log
     from pyspark_mysqlqueue.reading import Span
 
 
@@ -107,23 +107,25 @@ def archive(
     topics: Sequence[str] | None = None,
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
+    span: Span | None = None,
 ) -> DataFrame:
-    """Return the archived messages, with the log's columns. Only files that the manifest names are read.
+    """Return the archived messages of this queue's log, with the log's columns. Spark needs no jar of Delta.
 
     Args:
         spark: The session.
-        place: The queue's database, which has the manifest.
+        place: The queue's database, whose log is read.
         root: The archive.
-        topics: Only these topics (None: all). Files of other topics are not opened.
+        topics: Only these topics (None: all).
         since: Only messages that entered the log at or after this time. Files of earlier days are not opened.
         until: Only messages that entered the log before this time.
+        span: Only these offsets (None: all).
 
     Raises:
         PipelineError: A time has no time zone.
     """
     with place.connect() as database:
-        known = manifest.segments(database)
-    return archived(spark, root, known, topics=topics, since=since, until=until)
+        log = log_offsets.identity(database)
+    return archived(spark, Table.find(root), log, topics=topics, since=since, until=until, span=span)
 
 
 def everything(
@@ -155,11 +157,12 @@ def everything(
 
     _check_moments(since=since, until=until)
     options = {} if topics is None else {"topics": json.dumps(list(topics))}
+    table = identity = None
     with place.connect() as database:
-        known = [] if root is None else manifest.segments(database)
         first = None if since is None else _first(database, since)
         if root is not None:
-            end = manifest.archived(known)
+            table, identity = Table.find(root), log_offsets.identity(database)
+            end = 0 if table is None else table.archived(identity)
             options["startOffset"] = str(end + 1)
             # Checked here for all times, not only when rows are read: a removed row no longer shows its time.
             gone = log_offsets.collected(database, topics)
@@ -175,58 +178,53 @@ def everything(
         # The source pushes this condition down into its ranges.
         live = live.where(functions.col("offset") >= first)
     live = _within(live if columns is None else live.select(*columns), since, until)
-    if root is None:
+    if table is None or identity is None:
         return live
-    # Segments after a gap are left out: their messages are read from the live log.
-    chain = [segment for segment in known if segment.hi <= manifest.archived(known)]
-    old = archived(spark, root, chain, topics=topics, since=since, until=until)
+    old = archived(spark, table, identity, topics=topics, since=since, until=until)
     return (old if columns is None else old.select(*columns)).unionByName(live)
 
 
 def archived(
     spark: SparkSession,
-    root: Root,
-    known: Sequence[Segment],
+    table: Table | None,
+    log: Log,
     *,
     topics: Sequence[str] | None = None,
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
     span: Span | None = None,
 ) -> DataFrame:
-    """Return archived messages of given segments.
-
-    Args:
-        spark: The session.
-        root: The archive.
-        known: Segments that the caller has read from the manifest.
-        topics: As for ``archive``.
-        since: As for ``archive``.
-        until: As for ``archive``.
-        span: Only these offsets (None: all).
-
-    Raises:
-        PipelineError: A time has no time zone.
-    """
+    """Return archived messages of a log, as ``archive``, of a version of the table that the caller has opened."""
     from pyspark.sql import functions
 
     _check_moments(since=since, until=until)
-    first = "" if since is None else since.astimezone(datetime.timezone.utc).date().isoformat()
-    last = "~" if until is None else until.astimezone(datetime.timezone.utc).date().isoformat()
+    first = datetime.date.min if since is None else since.astimezone(datetime.timezone.utc).date()
+    last = datetime.date.max if until is None else until.astimezone(datetime.timezone.utc).date()
+    if table is None:
+        return spark.createDataFrame([], ddl())
     paths = [
-        root.spark_path(f"{segment.path}/{file.path}")
-        for segment in known
-        for file in segment.files
-        if (topics is None or file.topic in topics)
-        and first <= file.day <= last
-        and (span is None or (file.hi > span.above and file.lo <= span.up_to))
+        table.root.spark_path(file.path)
+        for file in table.files()
+        if first <= file.day <= last
+        and (topics is None or _may_have(file.topics, topics))
+        and (span is None or file.offsets is None or (file.offsets[1] > span.above and file.offsets[0] <= span.up_to))
     ]
     if not paths:
         return spark.createDataFrame([], ddl())
     # recursiveFileLookup: read only these files, and derive no columns from the names of folders.
-    found = spark.read.schema(ddl()).option("recursiveFileLookup", "true").parquet(*paths)
+    found = (
+        spark.read.schema(f"log STRING, epoch BIGINT, {ddl()}").option("recursiveFileLookup", "true").parquet(*paths)
+    )
+    found = found.where((functions.col("log") == log.id) & (functions.col("epoch") == log.epoch)).drop("log", "epoch")
+    if topics is not None:
+        found = found.where(functions.col("topic").isin(*topics))
     if span is not None:
         found = found.where(functions.col("offset").between(span.above + 1, span.up_to))
     return _within(found, since, until)
+
+
+def _may_have(range_: tuple[str, str] | None, topics: Sequence[str]) -> bool:
+    return range_ is None or any(range_[0] <= topic <= range_[1] for topic in topics)
 
 
 def _first(database: Database, since: datetime.datetime) -> int:

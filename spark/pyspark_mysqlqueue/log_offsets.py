@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pyspark_mysqlqueue.databases import Database
 from pyspark_mysqlqueue.errors import DataLossError, PipelineError
-from pyspark_mysqlqueue.log_schema import COLLECTED, LOG
+from pyspark_mysqlqueue.log_schema import COLLECTED, LOG, SEQUENCER, Log
 from pyspark_mysqlqueue.options import Edge, SourceOptions
 from pyspark_mysqlqueue.shared import log_queries
 
@@ -26,6 +26,18 @@ def highest(database: Database) -> int:
             "set replica_preserve_commit_order = ON on it, or read from the primary"
         )
     return log_queries.end_of_log(database)
+
+
+def identity(database: Database) -> Log:
+    """Return the identity of the log.
+
+    Raises:
+        PipelineError: It has none.
+    """
+    found = database.rows(f"SELECT log_id, 0 FROM {SEQUENCER}")
+    if not found or not found[0][0]:
+        raise PipelineError(f"the log has no id in the table {SEQUENCER}: run manage.py migrate")
+    return Log(str(found[0][0]), int(found[0][1]))
 
 
 def lowest(database: Database, above: int = 0) -> int | None:

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pyspark_mysqlqueue.shared.log_queries import BY_PARTITION as BY_PARTITION
 from pyspark_mysqlqueue.shared.tables import LOG as LOG
+from pyspark_mysqlqueue.shared.tables import READERS as READERS
+from pyspark_mysqlqueue.shared.tables import SEQUENCER as SEQUENCER
 
 OUTBOX = "queue_outbox"
 COLLECTED = "queue_collected"
-SEGMENTS = "queue_archive_segments"
+CHECKSUM = "crc32"
+"""The archive's column with the checksum of a row: see ``checksums``."""
 
 Kind = Literal["number", "text", "bytes", "time"]
+
+
+class Log(NamedTuple):
+    """The identity of a log. A message is (``id``, ``epoch``, ``offset``)."""
+
+    id: str
+    epoch: int
+
+    def key(self, what: str = "") -> str:
+        """Return the name of one of its transaction versions."""
+        return f"mysqlqueue/{self.id}/{self.epoch}{what and '/'}{what}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from pyspark_mysqlqueue import frames
-from pyspark_mysqlqueue.archive import manifest
-from pyspark_mysqlqueue.archive.manifest import Segment
+from pyspark_mysqlqueue import frames, log_offsets
 from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.errors import InvalidMessage, PipelineError
 from pyspark_mysqlqueue.options import Edge
 from pyspark_mysqlqueue.reading import Span
@@ -28,6 +28,8 @@ from pyspark_mysqlqueue.sink import LARGEST
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+    Archived = Callable[..., DataFrame]
 
 GROUPS = "queue_consumer_groups"
 CAME_FROM = REPLAYED_FROM
@@ -132,8 +134,8 @@ def plan(job: Job, replay: Replay) -> Plan:
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    known, span, groups = _look(job, replay)
-    row = _originals(job, replay, known, span).agg(
+    archived, span, groups = _look(job, replay)
+    row = _originals(archived, replay, span).agg(
         F.count("*").alias("rows"),
         F.coalesce(F.sum("size"), F.lit(0)).alias("size"),
         F.countDistinct("partition_key").alias("keys"),
@@ -158,42 +160,48 @@ def play(job: Job, replay: Replay, *, progress: Callable[[int], object] = lambda
     Raises:
         PipelineError: As ``plan``.
     """
-    known, span, _ = _look(job, replay)
+    archived, span, _ = _look(job, replay)
     began, played = time.monotonic(), 0
-    for piece in _slices(job, replay, known, span):
-        played += _write(job, replay, _originals(job, replay, known, piece))
+    for piece in _slices(archived, replay, span):
+        played += _write(job, replay, _originals(archived, replay, piece))
         progress(len(piece))
         if replay.rate is not None:
             time.sleep(max(0.0, played / replay.rate - (time.monotonic() - began)))
     return played
 
 
-def _slices(job: Job, replay: Replay, known: list[Segment], span: Span) -> list[Span]:
+def _slices(archived: Archived, replay: Replay, span: Span) -> list[Span]:
     """Return the slices: ``SLICE_OFFSETS`` offsets each or, with a rate, the messages of ``SLICE_SECONDS`` seconds."""
     if replay.rate is None:
         marks = list(range(span.above + SLICE_OFFSETS, span.up_to, SLICE_OFFSETS))
     else:
         step = max(1, int(min(SLICE_OFFSETS, replay.rate * SLICE_SECONDS)))
-        offsets = _originals(job, replay, known, span).select("offset").orderBy("offset").rdd.zipWithIndex()
+        offsets = _originals(archived, replay, span).select("offset").orderBy("offset").rdd.zipWithIndex()
         marks = [row.offset for row, number in offsets.filter(lambda one: one[1] % step == step - 1).collect()]
     edges = [span.above, *(mark for mark in marks if mark < span.up_to), span.up_to]
     return [Span(low, high) for low, high in itertools.pairwise(edges) if high > low]
 
 
-def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...]]:
-    """Return the segments with the originals, their span of offsets, and the groups that receive the copies."""
+def _look(job: Job, replay: Replay) -> tuple[Archived, Span, tuple[str, ...]]:
+    """Return how to read originals, their span of offsets, and the groups that receive the copies."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    assert job.spark is not None  # noqa: S101  # A replay needs Spark.
+    table = Table.open(job.root)
     with job.place.connect() as database:
-        known = manifest.segments(database)
+        log = log_offsets.identity(database)
         groups = [
             str(group)
             for (group,) in database.rows(
                 f"SELECT consumer_group FROM {GROUPS} WHERE topic = %s ORDER BY consumer_group", (replay.target,)
             )
         ]
-    archived = sorted({file.topic for segment in known for file in segment.files})
-    if replay.topic not in archived:
+    archived = partial(frames.archived, job.spark, table, log)
+    ((least, most),) = archived(topics=[replay.topic]).agg(F.min("offset"), F.max("offset")).collect()
+    if least is None:
+        topics = sorted(one.topic for one in archived().select("topic").distinct().collect())
         raise PipelineError(
-            f"topic {replay.topic!r}: the archive has no message of this topic (it has {', '.join(archived) or 'none'})"
+            f"topic {replay.topic!r}: the archive has no message of this topic (it has {', '.join(topics) or 'none'})"
         )
     if replay.group:
         if replay.group not in groups:
@@ -202,24 +210,18 @@ def _look(job: Job, replay: Replay) -> tuple[list[Segment], Span, tuple[str, ...
                 f"copies (registered: {', '.join(groups) or 'none'})"
             )
         groups = [replay.group]
-    chosen = [segment for segment in known if any(file.topic == replay.topic for file in segment.files)]
-    ends = [(file.lo, file.hi) for segment in chosen for file in segment.files if file.topic == replay.topic]
-    above = min((lo for lo, _ in ends), default=1) - 1
-    up_to = max((hi for _, hi in ends), default=0)
+    above, up_to = least - 1, most
     if isinstance(replay.since, int):
         above = max(above, replay.since - 1)
     if isinstance(replay.until, int):
         up_to = min(up_to, replay.until - 1)
-    return chosen, Span(above, max(above, up_to)), tuple(groups)
+    return archived, Span(above, max(above, up_to)), tuple(groups)
 
 
-def _originals(job: Job, replay: Replay, known: list[Segment], span: Span) -> DataFrame:
+def _originals(archived: Archived, replay: Replay, span: Span) -> DataFrame:
     from pyspark.errors import AnalysisException
 
-    found = frames.archived(
-        job.spark,
-        job.root,
-        known,
+    found = archived(
         topics=[replay.topic],
         since=replay.since if isinstance(replay.since, datetime.datetime) else None,
         until=replay.until if isinstance(replay.until, datetime.datetime) else None,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from django_mysqlqueue.management.spark import project_place
-from pyspark_mysqlqueue.archive.files import Root
+from django_mysqlqueue.models import Sequencer
+from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.run import Job
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.session import QUIET, session
@@ -48,6 +50,7 @@ def _spark(_place: Place) -> Iterator[Any]:
 
 @pytest.fixture
 def place(db: None, _place: Place) -> Place:
+    Sequencer.objects.get_or_create(pk=1, defaults={"log_id": str(uuid.uuid4())})
     return _place
 
 
@@ -59,4 +62,4 @@ def spark(db: None, _spark: Any) -> Any:
 
 @pytest.fixture
 def job(spark: Any, place: Any, tmp_path: Any) -> Job:
-    return Job(spark, place, Root(str(tmp_path / "the [archive] * é %3D")))
+    return Job(spark, place, Root(str(tmp_path / "the [archive] * é")))

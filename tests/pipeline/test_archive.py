@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import datetime
-import itertools
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake.exceptions import CommitFailedError
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.models import ArchiveSegment, QueueMessage
-from pyspark_mysqlqueue import checksums
-from pyspark_mysqlqueue.archive import files, manifest, run
+from django_mysqlqueue.models import QueueMessage, Reader, Sequencer
+from pyspark_mysqlqueue import checksums, log_offsets
+from pyspark_mysqlqueue.archive import files, run
+from pyspark_mysqlqueue.archive.root import Root
+from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.reading import Span
-from tests.support.archives import HOME, held, parquet, segments, some
+from tests.support.archives import contents, held, named, parquet, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, sequence
 from tests.support.internals import Session, retention
@@ -47,10 +52,10 @@ def test_the_archive_equals_the_log(job):
 def test_it_goes_on_where_it_was(job):
     some(10)
     assert run.grow(job).rows == 10
-    assert run.grow(job).segments == 0
+    assert run.grow(job).commits == 0
     some(5, "other")
-    assert (run.grow(job).rows, ArchiveSegment.objects.count()) == (5, 2)
-    assert held(job) == expected()
+    assert run.grow(job).rows == 5
+    assert held(job) == contents(job) == expected()
 
 
 @pytest.mark.promise("Roles")
@@ -73,28 +78,25 @@ def test_an_archiver_needs_no_more_than_its_role(job, tmp_path):
 
 
 @pytest.mark.any_engine
-def test_segments_are_cut_by_offsets(job):
+def test_ranges_are_cut_by_offsets(job):
     some(25)
-    assert run.grow(job, segment_offsets=10, task_offsets=4).segments == 3
+    assert run.grow(job, commit_offsets=10, task_offsets=4).commits == 3
     assert held(job) == expected()
-    rows = ArchiveSegment.objects.order_by("lo")
-    assert [(after.lo, before.hi + 1) for before, after in itertools.pairwise(rows)] == [
-        (after.lo, after.lo) for after in rows[1:]
-    ]
+    assert len(named(job)) == 3 + 3 + 2
 
 
 def test_what_was_gone_before_the_first_run_costs_nothing(job, monkeypatch):
     QueueMessageFactory(offset=50_000)
     jobs = []
     monkeypatch.setattr(run, "spread", lambda spark, work, items: jobs.append(items) or [work(one) for one in items])
-    assert run.grow(job, segment_offsets=10).segments == 1
+    assert run.grow(job, commit_offsets=10).commits == 1
     assert jobs == [[Span(50_000 - 1, 50_000)]]
     assert retention.archived_offset(Session(USING)) == 50_000
 
 
 @pytest.mark.any_engine
 def test_an_empty_log_is_archived_as_nothing(job):
-    assert run.grow(job).segments == 0
+    assert run.grow(job).commits == 0
     assert held(job) == []
 
 
@@ -102,7 +104,7 @@ def test_a_gap_in_the_log_is_archived_as_a_gap(job):
     some(20)
     known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
     QueueMessage.objects.filter(offset__in=known[5:15]).delete()
-    run.grow(job, segment_offsets=5)
+    run.grow(job, commit_offsets=5)
     assert held(job) == expected()
     assert retention.archived_offset(Session(USING)) == known[-1]
 
@@ -123,12 +125,32 @@ def test_topics_and_days_can_be_chosen(job):
 # -- nothing is committed that is not right -----------------------------------
 
 
-def test_what_is_not_as_the_log_is_not_committed(job, monkeypatch):
+@pytest.mark.parametrize("column", ["payload", "metadata", "failure_count", "crc32"])
+def test_what_is_not_as_the_log_is_not_committed(job, monkeypatch, column):
+    """Whatever has become of a row on its way through driver, Arrow and disk."""
     some(5)
-    monkeypatch.setattr(checksums, "of_log", lambda database, span: checksums.Sum(5, 1))
-    with pytest.raises(files.Mismatch, match="nothing was committed"):
-        files.write_span(job.place, job.root, "segment", Span(0, 10**6))
-    assert not ArchiveSegment.objects.exists()
+    real = files.EVERYTHING.batch
+
+    def spoilt(rows):
+        batch = real(rows)
+        place = batch.schema.get_field_index(column)
+        values = batch.column(place).to_pylist()
+        values[3] = values[3] + (b"x" if column == "payload" else "x" if column == "metadata" else 1)
+        return batch.set_column(place, batch.schema.field(place), pa.array(values, batch.schema.field(place).type))
+
+    monkeypatch.setattr(files.EVERYTHING, "batch", spoilt)
+    last = QueueMessage.objects.order_by("-offset")[0].offset
+    with pytest.raises(files.Mismatch, match=f"the row of offset {last - 1} does not have its checksum"):
+        files.write_span(job.place, job.root, log_of(job), Span(0, last))
+
+
+def test_a_row_that_was_not_read_is_noticed(job, monkeypatch):
+    some(5)
+    real = files.rows_of
+    monkeypatch.setattr(files, "rows_of", lambda *args: (rows[:-1] for rows in real(*args)))
+    last = QueueMessage.objects.order_by("-offset")[0].offset
+    with pytest.raises(files.Mismatch, match="the log has 5 rows, but the files have 4; nothing was committed"):
+        files.write_span(job.place, job.root, log_of(job), Span(0, last))
 
 
 @pytest.mark.promise("Archive")
@@ -141,7 +163,7 @@ def test_every_column_is_in_the_checksum(place, column):
     )  # fmt: skip
     offset = QueueMessage.objects.get().offset
     with place.connect() as database:
-        before = checksums.of_log(database, Span(0, offset))
+        before = checksum(database, offset)
         changed: dict[str, Any] = {"payload": b"dd"} if column in ("payload", "size") else {}
         if column == "priority":
             changed = {"partition_key": "__p:+001:b"}
@@ -150,7 +172,7 @@ def test_every_column_is_in_the_checksum(place, column):
             value = getattr(QueueMessage.objects.get(), name)
             changed = {name: value + ("x" if isinstance(value, str) else 1) if name != "metadata" else {"e": 2}}
         QueueMessage.objects.update(**changed)
-        assert checksums.of_log(database, Span(0, offset)) != before
+        assert checksum(database, offset) != before
 
 
 def test_nothing_differs_from_null_in_the_checksum(place):
@@ -160,7 +182,7 @@ def test_nothing_differs_from_null_in_the_checksum(place):
     for values in ({}, {"expires_at": 0}, *texts):
         QueueMessage.objects.update(**dict.fromkeys(("publisher_key", "coalesce_key", "expires_at")) | values)
         with place.connect() as database:
-            found.append(checksums.of_log(database, Span(0, offset)))
+            found.append(checksum(database, offset))
     assert len(set(found)) == len(found) == 8
 
 
@@ -184,13 +206,13 @@ def test_the_servers_checksum_is_that_of_arrow(place):
         )
         for values in ({"publisher_key": text}, {"coalesce_key": text}, {"expires_at": number - 5}, {}):
             QueueMessageFactory(topic="n", partition_key=LANES[number % 3], **values)
-    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
-    everything = Span(known[0] - 1, known[-1])
+    last = QueueMessage.objects.order_by("-offset")[0].offset
     with place.connect() as database:
-        for span in (everything, *everything.split(len(known))):
-            rows = [row for some in rows_of(database, Query(NAMES), EVERYTHING, span) for row in some]
-            found = checksums.of_batch(EVERYTHING.batch(rows, exact=True)) if rows else checksums.Sum()
-            assert found == checksums.of_log(database, span)
+        for rows in rows_of(database, Query(NAMES), EVERYTHING, Span(0, last)):
+            batch = EVERYTHING.batch(rows)
+            assert checksums.of_rows(batch).to_pylist() == batch["crc32"].to_pylist()
+            for number in range(batch.num_rows):
+                assert checksums.of_rows(batch.slice(number, 1))[0] == batch["crc32"][number]
 
 
 def test_two_runs_do_not_collide(job):
@@ -204,61 +226,114 @@ def test_two_runs_do_not_collide(job):
 
 def test_of_two_runs_without_a_lock_one_commits(job):
     some(5)
-    span = Span(0, QueueMessage.objects.order_by("-offset")[0].offset)
-    (first,), (second,) = (run._copy(job, HOME, 1, span, 100_000) for _ in range(2))
-    with job.place.connect() as database:
-        manifest.add(database, first)
-        with pytest.raises(PipelineError, match="another run"):
-            manifest.add(database, second)
-    assert held(job) == expected()
+    log, last = log_of(job), QueueMessage.objects.order_by("-offset")[0].offset
+    Table.create(job.root)
+    first, second = Table.open(job.root), Table.open(job.root)
+    written = files.write_span(job.place, job.root, log, Span(0, last))
+    first.append(log, 0, last, written)
+    with pytest.raises(PipelineError, match="another run has archived some of them meanwhile"):
+        second.append(log, 0, last - 1, files.write_span(job.place, job.root, log, Span(0, last - 1)))
+    with pytest.raises(PipelineError, match="another run has archived some of them meanwhile"):
+        Table.open(job.root).append(log, 0, last, written)
+    assert held(job) == contents(job) == expected()
 
 
 @pytest.mark.any_engine
-def test_files_that_no_row_names_are_not_read(job):
+def test_a_commit_whose_answer_was_lost_is_not_made_again(job, monkeypatch):
     some(5)
-    span = Span(0, QueueMessage.objects.order_by("-offset")[0].offset)
-    run._copy(job, HOME, 1, span, 100_000)  # and died before its row
-    assert held(job) == []
+    log, last = log_of(job), QueueMessage.objects.order_by("-offset")[0].offset
+    table = Table.create(job.root)
+    real = table.delta.create_write_transaction
+
+    def lost(*args, **options):
+        real(*args, **options)
+        raise CommitFailedError("no answer")
+
+    monkeypatch.setattr(table.delta, "create_write_transaction", lost, raising=False)
+    table.append(log, 0, last, files.write_span(job.place, job.root, log, Span(0, last)))
+    assert held(job) == contents(job) == expected()
+
+
+@pytest.mark.any_engine
+def test_files_that_the_table_does_not_name_are_not_read(job):
+    some(5)
+    Table.create(job.root)
+    last = QueueMessage.objects.order_by("-offset")[0].offset
+    files.write_span(job.place, job.root, log_of(job), Span(0, last))  # and died before its commit
+    assert held(job) == contents(job) == []
     run.grow(job)
-    assert held(job) == expected()
-    assert len(parquet(job)) > len([file for one in segments(job) for file in one.files])
+    assert held(job) == contents(job) == expected()
+    assert len(parquet(job)) == 2 * len(named(job))
 
 
-@pytest.mark.any_engine
-def test_a_segment_with_too_many_files_becomes_several(job, monkeypatch):
-    for number in range(12):
-        some(2, f"t{number}")
-    one = manifest.File("x" * 80, "t1", "2026-11-22", 2, 2**33, 50_000, 50_001, 5000)
-    monkeypatch.setattr(run, "FILES_BYTES", manifest.text_bytes([one] * 4))
-    assert run.grow(job, task_offsets=6).segments > 2
-    known = segments(job)
-    assert max(len(one.files) for one in known) <= 4
-    assert manifest.archived(known) == known[-1].hi
-    assert held(job) == expected()
-    assert run.verify(job) == []
-    # Nor does merging make one of them again.
-    run.compact(job)
-    assert max(len(one.files) for one in segments(job)) <= 4
-    assert held(job) == expected()
+@pytest.mark.promise("Archive")
+def test_a_run_starts_from_the_end_that_the_table_has(job):
+    """The row in the database is behind after a crash between the two."""
+    some(5)
+    run.grow(job)
+    row = Reader.objects.get()
+    some(5)
+    run.grow(job)
+    Reader.objects.update(read_offset=row.read_offset)
+    assert run.grow(job).commits == 0
+    assert retention.archived_offset(Session(USING)) == QueueMessage.objects.order_by("-offset")[0].offset
+    assert held(job) == contents(job) == expected()
 
 
-def test_a_segment_whose_row_no_statement_takes_is_an_error(job, monkeypatch):
-    for number in range(6):
-        some(1, f"t{number}")
-    with job.place.connect() as database:
-        monkeypatch.setattr(type(database), "max_statement_bytes", lambda database: 2500)
-    with pytest.raises(PipelineError, match=r"the names of 6 files take \d+ bytes, .*max_allowed_packet allows 750"):
+@pytest.mark.promise("Archive")
+def test_a_database_that_went_back_stops_the_archive(job):
+    some(5)
+    run.grow(job)
+    keep = QueueMessage.objects.order_by("offset")[2].offset
+    QueueMessage.objects.filter(offset__gt=keep).delete()
+    Sequencer.objects.update(last_offset=keep)
+    with pytest.raises(PipelineError, match=rf"which ends at {keep}: the database was restored from a backup"):
         run.grow(job)
-    assert not ArchiveSegment.objects.exists()
 
 
 @pytest.mark.any_engine
-def test_a_hole_is_filled(job):
-    some(20)
-    run.grow(job, segment_offsets=5)
-    lost = ArchiveSegment.objects.order_by("lo")[1].lo
-    ArchiveSegment.objects.filter(lo=lost).delete()
-    assert retention.archived_offset(Session(USING)) == lost - 1
-    assert [fault.says for fault in run.verify(job)] == ["no segment contains these offsets"]
-    assert run.grow(job).segments == 1
-    assert held(job) == expected()
+def test_an_archive_at_another_path_is_not_begun_by_mistake(job, tmp_path):
+    some(5)
+    run.grow(job)
+    elsewhere = run.Job(job.spark, job.place, Root(str(tmp_path / "elsewhere")))
+    with pytest.raises(PipelineError, match="run queuedropreader archive first"):
+        run.grow(elsewhere)
+    Reader.objects.all().delete()
+    assert run.grow(elsewhere).rows == 5
+    assert held(elsewhere) == expected()
+
+
+@pytest.mark.any_engine
+def test_a_table_of_somebody_else_is_refused(job, tmp_path):
+    from deltalake import write_deltalake
+
+    job = run.Job(job.spark, job.place, Root(str(tmp_path / "other")))
+    write_deltalake(job.root.uri, pa.table({"n": [1]}))
+    with pytest.raises(PipelineError, match="is not an archive of a queue: it has no column"):
+        run.grow(job)
+
+
+@pytest.mark.any_engine
+def test_the_tables_log_has_no_key_id_or_payload(job):
+    QueueMessageFactory(payload=b"payload-secret", partition_key="key-secret", message_id="id-secret")
+    for number in range(9):
+        some(2, f"t{number}")
+        run.grow(job)
+    run.compact(job)
+    Table.open(job.root).delta.create_checkpoint()
+    log = list(Path(job.root.uri, "_delta_log").iterdir())
+    assert any(path.suffix == ".parquet" for path in log)
+    text = "".join(
+        str(pq.read_table(path).to_pylist()) if path.suffix == ".parquet" else path.read_text() for path in log
+    )
+    assert "published_at" in text
+    assert "secret" not in text
+
+
+def log_of(job):
+    with job.place.connect() as database:
+        return log_offsets.identity(database)
+
+
+def checksum(database, offset):
+    return database.row(f"SELECT {checksums.sql(database)} FROM queue_messages WHERE `offset` = %s", (offset,))

@@ -6,12 +6,13 @@ import pytest
 from django.core.management import call_command
 
 from django_mysqlqueue import publish_many
-from django_mysqlqueue.models import ArchiveSegment, QueueMessage
+from django_mysqlqueue.models import QueueMessage, Reader
 from pyspark_mysqlqueue import frames
 from pyspark_mysqlqueue.archive import files, run
+from pyspark_mysqlqueue.archive.root import Folder
 from pyspark_mysqlqueue.errors import PipelineError
 from tests.support import garbage
-from tests.support.archives import held, some
+from tests.support.archives import contents, held, some
 from tests.support.harness import USING, Sub, handler
 from tests.support.spark_log import collected, expected
 
@@ -53,10 +54,10 @@ def test_what_gc_took_before_a_run_is_said(job, settings, capsys):
 @pytest.mark.any_engine
 def test_a_folder_that_is_not_shared_is_noticed(job, monkeypatch):
     some(3)
-    monkeypatch.setattr(files.Folder, "sizes", lambda folder, relative: [-1] * len(relative))
+    monkeypatch.setattr(Folder, "sizes", lambda folder, relative: [-1] * len(relative))
     with pytest.raises(PipelineError, match="all workers share"):
         run.grow(job)
-    assert not ArchiveSegment.objects.exists()
+    assert contents(job) == []
 
 
 @pytest.mark.any_engine
@@ -70,13 +71,13 @@ def test_what_is_wrong_in_a_task_is_said_as_it_is(job, monkeypatch):
         run.grow(job)
 
 
-def test_gc_stops_before_a_hole(job, settings):
+def test_gc_stops_where_the_archive_does(job, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0, "ARCHIVE_REQUIRED": True}
     sub = Sub(handler())
     publish_many("t", range(9))
     sub.settle()
-    run.grow(job, segment_offsets=3)
-    ArchiveSegment.objects.order_by("lo")[1].delete()
+    run.grow(job)
+    Reader.objects.update(read_offset=QueueMessage.objects.order_by("offset")[2].offset)
     assert garbage.collect(USING).messages == 3
 
 

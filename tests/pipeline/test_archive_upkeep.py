@@ -1,191 +1,257 @@
-"""Verifying, compacting, sweeping and expiring archives."""
+"""Verifying, compacting and expiring archives, and deleting files that they no longer have."""
 
 from __future__ import annotations
 
 import datetime
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from django_mysqlqueue.models import ArchiveSegment
 from pyspark_mysqlqueue import checksums
-from pyspark_mysqlqueue.archive import files, manifest, run
-from pyspark_mysqlqueue.archive.files import Root
-from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.archive import files, run, table
+from pyspark_mysqlqueue.archive.root import Root, sync
+from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.errors import PipelineError
-from tests.support.archives import held, parquet, segments, some
+from tests.support.archives import contents, held, named, parquet, read, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING
 from tests.support.internals import Session, retention
 from tests.support.spark_log import expected
 
-
-@pytest.mark.any_engine
-def test_verify_finds_what_is_wrong_with_files(job):
-    from pathlib import Path
-
-    some(20)
-    run.grow(job, segment_offsets=7)
-    paths = [Path(path) for path in parquet(job)]
-    paths[0].unlink()
-    whole = paths[1].read_bytes()
-    paths[1].write_bytes(whole[: len(whole) // 2])
-    table = next(files.read_batches(job.root.open(), str(paths[2].relative_to(job.root.uri))))
-    import pyarrow.parquet as pq
-
-    pq.write_table(table.slice(1), paths[2])
-    says = sorted(fault.says for fault in run.verify(job))
-    assert len(says) == 3
-    assert any("no such file" in text for text in says)
-    assert any("cannot be read" in text for text in says)
-    assert any("the file has" in text for text in says)
-
-
-def test_compact_merges_neighbours(job):
-    for _ in range(4):
-        some(5)
-        some(2, "other")
-        run.grow(job)
-    files_before = parquet(job)
-    assert run.compact(job) == 4
-    assert ArchiveSegment.objects.count() == 1
-    assert len([file for one in segments(job) for file in one.files]) == 2
-    assert held(job) == expected()
-    assert run.verify(job) == []
-    assert run.compact(job) == 0
-    assert run.sweep(job) == []  # too young
-    gone = run.sweep(job, grace=datetime.timedelta(0))
-    assert sorted(gone) == files_before
-    assert held(job) == expected()
-    some(3)
-    run.grow(job)
-    assert held(job) == expected()
-
-
-@pytest.mark.any_engine
-def test_sweep_leaves_what_is_not_of_an_archive(job):
-    from pathlib import Path
-
-    some(3)
-    run.grow(job)
-    some(3)
-    run.grow(job)
-    ArchiveSegment.objects.order_by("-lo")[0].delete()
-    root = Path(job.root.uri)
-    others = [root / "sales.parquet", root / "topic=t" / "day=2026-11-22" / f"{'0' * 32}.parquet", root / "notes.txt"]
-    for path in others:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"PAR1")
-    assert len(run.sweep(job, grace=datetime.timedelta(0))) == 1
-    assert all(path.exists() for path in others)
-    assert len(parquet(job)) == len(others[:2]) + 1
+DAY_MS = 86_400_000
 
 
 @pytest.mark.any_engine
 @pytest.mark.promise("Archive")
-def test_two_archives_in_one_root_leave_each_other_alone(job):
+def test_verify_finds_what_is_wrong_with_files(job):
+    some(20)
+    run.grow(job, commit_offsets=5)
+    gone, short, changed, fewer = named(job)
+    gone.unlink()
+    short.write_bytes(short.read_bytes()[: short.stat().st_size // 2])
+    rows = pq.read_table(changed)
+    payloads = [b"other", *rows["payload"].to_pylist()[1:]]
+    pq.write_table(rows.set_column(rows.schema.get_field_index("payload"), "payload", pa.array(payloads)), changed)
+    pq.write_table(pq.read_table(fewer).slice(1), fewer)
+    says = {Path(job.root.uri, fault.path): fault.says for fault in run.verify(job)}
+    assert says[gone] == "no such file"
+    assert "cannot be read" in says[short]
+    assert "does not have its checksum" in says[changed]
+    assert says[fewer] == "it has 4 rows, but the table says 5"
+
+
+@pytest.mark.any_engine
+def test_verify_notices_rows_that_another_program_has_deleted(job, tmp_path):
+    job = run.Job(job.spark, job.place, Root(str(tmp_path / "plain")))
+    some(6)
+    run.grow(job)
+    first = expected()[0][0]
+    Table.open(job.root).delta.delete(f"offset = {first}")
+    (fault,) = run.verify(job)
+    assert "the files have Sum(rows=5" in fault.says
+    assert "but Sum(rows=6" in fault.says
+
+
+def test_compact_merges_small_files(job):
+    for _ in range(table.MANY):
+        some(5)
+        some(2, "other")
+        run.grow(job)
+    before = parquet(job)
+    assert run.compact(job) == 7 * table.MANY
+    assert len(named(job)) == 1
+    assert held(job) == contents(job) == expected()
+    assert run.verify(job) == []
+    assert run.compact(job) == 0
+    assert run.vacuum(job) == []  # too young
+    aged(before)
+    assert run.vacuum(job, keep=datetime.timedelta(0)) == []  # The table has had them a moment ago.
+    assert held(job) == expected()
+    some(3)
+    run.grow(job)
+    assert held(job) == contents(job) == expected()
+
+
+@pytest.mark.any_engine
+@pytest.mark.parametrize("days", [1, 30], ids=["of one day", "of 30 days"])
+def test_thirty_daily_runs_are_compacted_with_few_rows_written_again(tmp_path, days):
+    """At most five rows for each new one."""
+    root = Root(str(tmp_path / "archive"))
+    archive, log = Table.create(root), run.Log("log", 0)
+    numbers = random.Random(7)
+    rows, written = 4_000, 0
+    begin = datetime.datetime(2026, 11, 1, 23, tzinfo=datetime.UTC)
+    for number in range(30):
+        # As many before midnight as after it.
+        moments = [
+            begin + datetime.timedelta(days=number if days > 1 else 0, seconds=(n * 7000 // rows) if days > 1 else 1)
+            for n in range(rows)
+        ]
+        found = pa.table(
+            {
+                "offset": range(number * rows + 1, (number + 1) * rows + 1),
+                "topic": ["t"] * rows,
+                "partition_key": ["k"] * rows,
+                "id": [str(n) for n in range(rows)],
+                "payload": [numbers.randbytes(200) for _ in range(rows)],
+                "published_at": pa.array(moments, pa.timestamp("us", "UTC")),
+            }
+        )
+        batch = full(found)
+        done = files._flush(root.open(), log, [batch])
+        archive.append(log, number * rows, (number + 1) * rows, done)
+        written += archive.compact()
+    assert written <= 5 * 30 * rows
+    kept = Table.open(root).files()
+    assert sum(file.rows for file in kept) == 30 * rows
+    assert len(kept) <= (2 * table.MANY * len(table.TIERS) if days == 1 else 2 * 31)
+
+
+def full(found: pa.Table) -> pa.RecordBatch:
+    """Rows with all columns of the log, and their checksums."""
+    schema = files.EVERYTHING._schema
+    (batch,) = found.combine_chunks().to_batches()
+    arrays = [
+        batch[field.name].cast(field.type)
+        if field.name in batch.schema.names
+        else pa.array([None] * batch.num_rows, field.type)
+        if field.name in ("publisher_key", "coalesce_key", "expires_at", "failed_at")
+        else pa.array([{"metadata": "{}"}.get(field.name, "")] * batch.num_rows, field.type)
+        if pa.types.is_string(field.type)
+        else batch["published_at"]
+        if pa.types.is_timestamp(field.type)
+        else pa.array([0] * batch.num_rows, field.type)
+        for field in schema
+    ]
+    made = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    place = schema.get_field_index("crc32")
+    return made.set_column(place, schema.field(place), checksums.of_rows(made))
+
+
+@pytest.mark.any_engine
+@pytest.mark.promise("Archive")
+def test_vacuum_deletes_the_files_of_runs_that_were_killed(job):
+    some(3)
+    run.grow(job)
+    orphan = Path(job.root.uri, "day=2026-11-22", "0" * 32 + ".parquet")
+    young = orphan.with_stem("1" * 32)
+    for path in (orphan, young):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"PAR1")
+    aged([orphan])
+    assert [Path(path).name for path in run.vacuum(job, keep=datetime.timedelta(0))] == [orphan.name]
+    assert young.exists()
+    assert held(job) == contents(job) == expected()
+
+
+@pytest.mark.any_engine
+def test_files_that_a_vacuum_has_deleted_are_not_committed(job):
+    some(5)
+    log = run.log_offsets.identity(job.place.connect())
+    written = files.write_span(job.place, job.root, log, run.Span(0, expected()[-1][0]))
+    Path(job.root.uri, written[0].path).unlink()
+    with pytest.raises(PipelineError, match="this program does not see the file"):
+        Table.create(job.root).append(log, 0, expected()[-1][0], written)
+    assert contents(job) == []
+
+
+@pytest.mark.any_engine
+@pytest.mark.promise("Archive")
+def test_two_logs_in_one_archive_leave_each_other_alone(job, monkeypatch):
     some(5)
     run.grow(job)
-    of_one = list(ArchiveSegment.objects.all())
-    ArchiveSegment.objects.all().delete()  # as another queue's database, which has archived nothing yet
-    assert run.sweep(job, grace=datetime.timedelta(0)) == []
+    ours, owner = expected(), run.log_offsets.identity
+    other = run.Log("another database", 0)
+    monkeypatch.setattr(run.log_offsets, "identity", lambda database: other)
     run.grow(job)
-    assert run.sweep(job, grace=datetime.timedelta(0)) == []
-    assert held(job) == expected()
-    ArchiveSegment.objects.all().delete()
-    ArchiveSegment.objects.bulk_create(of_one)
+    assert held(job) == ours
+    assert read(job).num_rows == 10
+    assert sorted(set(read(job)["log"].to_pylist())) == sorted({"another database", owner(job.place.connect()).id})
+    assert run.verify(job) == []
+    monkeypatch.undo()
+    some(2)
+    run.grow(job)
     assert held(job) == expected()
     assert run.verify(job) == []
 
 
 @pytest.mark.any_engine
 def test_roots_are_the_same_place_for_all(job, tmp_path, monkeypatch):
-    """For Arrow and Spark, and for workers in another folder."""
+    """For Arrow, Delta and Spark, and for workers in another folder."""
     some(3)
-    uri = f"file://{tmp_path}/a%20b%23c/"
-    found = Job(job.spark, job.place, Root(uri))
+    found = run.Job(job.spark, job.place, Root(f"file://{tmp_path}/a%20b%23c/"))
     run.grow(found)
-    assert run.sweep(found, grace=datetime.timedelta(0)) == []
-    assert held(found) == expected()
+    assert held(found) == contents(found) == expected()
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         relative = Root("a b#c")
-    assert held(Job(job.spark, job.place, relative)) == expected()
-    assert Root("s3://bucket/x/?region=eu-west-1").spark_path("f") == "s3a://bucket/x/f"
+    assert held(run.Job(job.spark, job.place, relative)) == expected()
+    assert Root("s3://bucket/x/").spark_path("f") == "s3a://bucket/x/f"
 
 
-@pytest.mark.parametrize(("uri", "says"), [("s3://key:secret@bucket/x", "has a password"), ("file:/srv/x", "file://")])
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("s3://key:secret@bucket/x", "has a password"),
+        ("s3://bucket/x?region=eu", "set AWS_REGION"),
+        ("file:/srv/x", "file://"),
+        ("/srv/50%", "supports no '%'"),
+        ("nonsense://x", "nonsense"),
+    ],
+)
 def test_a_bad_root_is_named(uri, says):
     with pytest.raises(PipelineError, match=says) as caught:
-        Root(uri)
+        Root(uri).open()
     assert "secret" not in str(caught.value)
 
 
 def test_every_new_folder_is_on_disk(tmp_path, monkeypatch):
     synced: list[str] = []
-    monkeypatch.setattr(files, "_fsync_folder", synced.append)
+    monkeypatch.setattr("pyspark_mysqlqueue.archive.root.sync", lambda path: synced.append(str(path)))
     for name in ("one", "two"):
-        with Root(str(tmp_path / "new" / "root")).open().create(f"segment/{name}"):
+        with Root(str(tmp_path / "new" / "root")).open().create(f"day/{name}"):
             pass
     root = f"{tmp_path}/new/root"
-    assert synced == [f"{root}/segment", root, f"{tmp_path}/new", str(tmp_path), f"{root}/segment", root]
+    assert synced == [f"{root}/day", root, f"{tmp_path}/new", str(tmp_path), f"{root}/day"]
 
 
-def test_a_merged_file_is_read_by_row_groups(tmp_path, monkeypatch):
-    """However many rows of a megabyte it has."""
-    row = (1, b"t", b"k", b"i", b"x" * 1000, 1000, b"{}", None, 5, 6, b"")
-    table = pa.Table.from_batches([files.EVERYTHING.batch([row] * 50, exact=True)])
-    seen: list[int] = []
-    of_batch = checksums.of_batch
-    monkeypatch.setattr(checksums, "of_batch", lambda one: seen.append(one.num_rows) or of_batch(one))
-    file = files.write_file(Root(str(tmp_path)).open(), "segment", "t", "1970-01-01", [table, table, table])
-    assert seen == [50, 50, 50]
-    assert file.sum == of_batch(table) + of_batch(table) + of_batch(table)
+def test_every_commit_is_on_disk(job, monkeypatch):
+    """Before the row is moved on which GC rests."""
+    some(3)
+    run.grow(job)
+    some(3)
+    seen: list[Any] = []
+    monkeypatch.setattr(table, "sync", lambda path: (seen.append(path.name), sync(path)))
+    move = run._move
+    monkeypatch.setattr(run, "_move", lambda *args: (seen.append("row"), move(*args)))
+    run.grow(job)
+    assert seen == ["row", f"{2:020}.json", "_delta_log", Path(job.root.uri).name, "row"]
 
 
-def test_merged_row_groups_become_larger_ones():
-    one = pa.table({"n": pa.array(range(1000))})
-    assert [len(table) for table in files.gathered([one] * 1005)] == [1_000_000, 5_000]
-    wide = pa.table({"x": pa.array([b"x" * 2**20] * 30)})
-    assert [len(table) for table in files.gathered([wide] * 5)] == [60, 60, 30]
-    # Those that are large do not grow from one merge to the next.
-    wider = pa.table({"x": pa.array([b"x" * 2**20] * 80)})
-    assert [len(table) for table in files.gathered([wide, wider, wide, wider])] == [30, 80, 30, 80]
-
-
-def test_compact_keeps_below_its_limit():
-    known = [manifest.Segment(10 * n + 1, 10 * n + 10, 10, 0, str(n), ()) for n in range(7) if n != 3]
-    assert [[one.lo for one in group] for group in run.mergeable(known, 20)] == [[1, 11], [41, 51]]
-
-
-@pytest.mark.any_engine
-def test_compact_with_a_damaged_file_changes_nothing(job):
-    from pathlib import Path
-
-    for _ in range(2):
-        some(5)
-        run.grow(job)
-    before = segments(job)
-    path = Path(parquet(job)[0])
-    import pyarrow.parquet as pq
-
-    pq.write_table(pq.read_table(path).slice(1), path)
-    with pytest.raises(files.Mismatch, match="the old ones stay"):
-        run.compact(job)
-    assert segments(job) == before
-
-
-def test_expire_lets_old_segments_go_but_the_newest(job):
-    day = 86_400_000
+def test_expire_removes_old_messages(job):
     for number in range(4):
-        QueueMessageFactory(published_at=1_700_000_000_000 + number * day)
+        QueueMessageFactory(published_at=1_700_000_000_000 + number * DAY_MS)
         run.grow(job)
     limit = datetime.datetime.fromtimestamp(1_700_000_000 + 2 * 86_400, datetime.UTC).date()
     last = retention.archived_offset(Session(USING))
-    assert len(run.expire(job, before=limit)) == 2
-    assert len(held(job)) == 2
+    assert run.expire(job, before=limit) == 2
+    assert held(job) == contents(job) == expected()[2:]
+    assert run.verify(job) == []
+    assert run.expire(job, before=datetime.date(2200, 1, 1)) == 2
+    assert held(job) == contents(job) == []
     assert retention.archived_offset(Session(USING)) == last
-    assert len(run.expire(job, before=datetime.date(2200, 1, 1))) == 1
-    assert run.grow(job).segments == 0
-    assert len(run.sweep(job, grace=datetime.timedelta(0))) == 3
-    assert len(held(job)) == 1
+    assert run.grow(job).commits == 0
+    assert run.verify(job) == []
+
+
+def aged(paths: list[Path]) -> None:
+    """Set the time of files back by a month."""
+    before = time.time() - 30 * 86_400
+    for path in paths:
+        os.utime(path, (before, before))

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.models import ArchiveSegment
 from pyspark_mysqlqueue.archive import run
-from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.run import Job
-from tests.support.archives import held
+from tests.support.archives import held, named
 from tests.support.harness import sequence
 from tests.support.spark_log import expected
 
@@ -45,8 +44,8 @@ def test_two_workers_share_an_archive(spark: Any, place: Any, tmp_path: Path) ->
         [*command, *where], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "Archived 500 messages in 1 segment, " in done.stdout
-    assert len(ArchiveSegment.objects.get().files) == 5, "one of each task"
+    assert "Archived 500 messages in 1 commit, " in done.stdout
+    assert len(named(job)) == 5, "one of each task"
     # Read by another program.
     assert run.verify(job) == []
     assert held(job) == expected()

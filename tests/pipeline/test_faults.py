@@ -15,28 +15,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars
 import pytest
+from deltalake import DeltaTable
 from django.db import OperationalError, connection, connections, transaction
 
 from django_mysqlqueue import Message, publish_many
-from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
+from django_mysqlqueue.models import CollectedTopic, QueueMessage
 from django_mysqlqueue.options.backoff import Backoff
-from pyspark_mysqlqueue import databases, frames, reading
-from pyspark_mysqlqueue.archive import files, manifest, run
-from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue import databases, frames, log_offsets, readers, reading
+from pyspark_mysqlqueue.archive import files, run
+from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.batches import Selection
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import DataLossError, PipelineError
-from pyspark_mysqlqueue.log_schema import NAMES, RARE
+from pyspark_mysqlqueue.log_schema import NAMES, RARE, Log
 from pyspark_mysqlqueue.reading import Query, Span
-from tests.support.archives import held, segments, some
+from tests.support.archives import contents, held, named, parquet, some
 from tests.support.factories import QueueMessageFactory
-from tests.support.harness import sequence
+from tests.support.harness import USING, sequence
+from tests.support.internals import Session, retention
 from tests.support.server_sessions import processlist
 from tests.support.spark_log import collected, expected
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def local(place: Place, tmp_path: Path) -> Job:
+    return Job(None, place, Root(str(tmp_path / "local")))
 
 
 @pytest.fixture
@@ -161,9 +171,9 @@ def test_a_lost_connection_is_no_fault_of_the_archive(place, impatient, tmp_path
         return write(*args)
 
     monkeypatch.setattr(files, "write_file", cut_once)
-    written = files.write_span(place, Root(str(tmp_path)), "segment", Span(0, last))
+    written = files.write_span(place, Root(str(tmp_path)), Log("log", 0), Span(0, last))
     assert cuts[0] > 0
-    assert sum(file.rows for file in written) == 40
+    assert sum(one.rows for file in written for one in file.sums.values()) == 40
     assert len(list(tmp_path.rglob("*.parquet"))) > len(written)
 
 
@@ -179,40 +189,37 @@ def die(*args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.promise("Archive")
-@pytest.mark.parametrize("step", ["add", "insert", "commit", "after"])
+@pytest.mark.parametrize("step", ["first", "written", "checked", "committed", "synced", "moved"])
 def test_a_death_around_the_commit_leaves_all_or_nothing(job, step, monkeypatch):
     some(12)
     with monkeypatch.context() as patch:
-        if step == "add":
-            patch.setattr(manifest, "add", die)
-        elif step == "insert":
-            patch.setattr(manifest, "_insert", die)
-        elif step == "commit":
-            insert = manifest._insert
-            patch.setattr(manifest, "_insert", lambda *args: (insert(*args), die()))
-        else:
-            add = manifest.add
-            patch.setattr(manifest, "add", lambda *args: (add(*args), die()))
+        target, name = {
+            "first": (Table, "create"),
+            "written": (Table, "append"),
+            "checked": (DeltaTable, "create_write_transaction"),
+            "committed": (DeltaTable, "create_write_transaction"),
+            "synced": (Table, "_synced"),
+            "moved": (readers, "move"),
+        }[step]
+        real, calls = getattr(target, name), []
+
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            found = real(*args, **kwargs) if len(calls) < later or step == "committed" else None
+            return found if len(calls) < later else die()
+
+        # The table's creation is a commit, too, and registers the archive.
+        later = 2 if step in ("synced", "moved") else 1
+        patch.setattr(target, name, dying)
         with pytest.raises(Died):
             run.grow(job)
-    assert ArchiveSegment.objects.count() == (1 if step == "after" else 0)
+    before = [] if Table.find(job.root) is None else contents(job)
+    assert before == (expected() if step in ("committed", "synced", "moved") else [])
+    assert retention.archived_offset(Session(USING)) == 0
     run.grow(job)
-    assert held(job) == expected()
+    assert held(job) == contents(job) == expected()
+    assert retention.archived_offset(Session(USING)) == expected()[-1][0]
     assert run.verify(job) == []
-
-
-def test_a_death_while_merging_leaves_the_old_segments(job, monkeypatch):
-    for _ in range(2):
-        some(4)
-        run.grow(job)
-    before = segments(job)
-    with monkeypatch.context() as patch:
-        patch.setattr(manifest, "_insert", die)
-        with pytest.raises(Died):
-            run.compact(job)
-    assert segments(job) == before
-    assert run.compact(job) == 2
-    assert held(job) == expected()
 
 
 def test_a_task_that_dies_is_run_again(job, tmp_path):
@@ -220,8 +227,8 @@ def test_a_task_that_dies_is_run_again(job, tmp_path):
     marker = tmp_path / "died"
     write = files.write_span
 
-    def dying(place: Place, root: Root, segment: str, span: Span) -> Any:
-        written = write(place, root, segment, span)
+    def dying(place: Place, root: Root, log: Log, span: Span) -> Any:
+        written = write(place, root, log, span)
         try:
             marker.touch(exist_ok=False)
         except FileExistsError:
@@ -234,13 +241,29 @@ def test_a_task_that_dies_is_run_again(job, tmp_path):
     last = QueueMessage.objects.order_by("-offset")[0].offset
     spans = Span(last - 40, last).split(2)
     place, root = job.place, job.root
-    found = spread(job.spark, lambda span: dying(place, root, "segment", span), spans)
+    with place.connect() as database:
+        log = log_offsets.identity(database)
+    found = spread(job.spark, lambda span: dying(place, root, log, span), spans)
     assert marker.exists()
     written = [file for some_files in found for file in some_files]
-    with job.place.connect() as database:
-        manifest.add(database, run._segment(1, last, "segment", written))
-    assert held(job) == expected()
-    assert len(list(Path(job.root.uri).rglob("*.parquet"))) > len(written)
+    Table.create(root).append(log, 0, last, written)
+    assert held(job) == contents(job) == expected()
+    assert len(parquet(job)) > len(written)
+
+
+@pytest.mark.promise("Archive")
+def test_a_process_that_dies_is_an_error_and_the_next_run_goes_on(local, monkeypatch):
+    some(40)
+    monkeypatch.setattr(files, "write_span", kill_self)
+    with pytest.raises(PipelineError, match="a process of this run was killed"):
+        run.grow(local)
+    monkeypatch.undo()
+    run.grow(local)
+    assert contents(local) == expected()
+
+
+def kill_self(*args: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 # -- at random ----------------------------------------------------------------
@@ -294,14 +317,14 @@ def busy(place: Place) -> Iterator[list[int]]:
     assert not failures, failures
 
 
-def kill_while(command: list[str], root: Path) -> bool:
-    """Starts a program with its JVM in a session of their own and kills all of it a random time after it has begun to
-    write, or at random before; false: it was done before."""
+def kill_while(command: list[str], root: Path, patience: float = 60) -> bool:
+    """Starts a program with its processes in a session of their own and kills all of it a random time after it has
+    begun to write, or at random before; false: it was done before."""
     before = len(list(root.rglob("*.parquet")))
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    deadline = time.monotonic() + (60 if random.random() < 0.9 else random.uniform(1, 6))
+    deadline = time.monotonic() + (patience if random.random() < 0.9 else random.uniform(1, 6))
     while time.monotonic() < deadline and process.poll() is None and len(list(root.rglob("*.parquet"))) == before:
         time.sleep(0.01)
     try:
@@ -317,33 +340,60 @@ def kill_while(command: list[str], root: Path) -> bool:
 @pytest.mark.promise("Archive")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_after_ten_kills_the_archive_equals_the_log(job, busy):
-    """SIGKILL at any moment of its run, ten times, while publishers go on."""
-    command = [sys.executable, "-W", "ignore", "-m", "pyspark_mysqlqueue", "archive", "--path", job.root.uri]
-    command += ["--master", "local[2]", "--segment-offsets", "300", "--task-offsets", "100"]
-    kills, runs = 0, []
-    while kills < 10:
-        killed = kill_while(command, Path(job.root.uri))
-        kills += killed
-        files_now = len(list(Path(job.root.uri).rglob("*.parquet")))
-        runs.append((killed, ArchiveSegment.objects.count(), files_now))
-        with job.place.connect() as database:
-            deadline = time.monotonic() + 30
-            while not database.lock(run.LOCK):  # the server has not noticed yet
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-    print("killed, segments, files:", runs)
-    assert len({count for _, count, _ in runs}) > 2, runs
+def test_readers_see_each_message_once_whatever_is_killed(job, busy):
+    """DuckDB, Polars and Spark at any moment, while runs, compactions and vacuums are killed, and publishers go on."""
+    options = ["--path", job.root.uri, "--local"]
+    command = [sys.executable, "-W", "ignore", "-m", "pyspark_mysqlqueue", "archive"]
+    grow = [*command, "grow", *options, "--commit-offsets", "300", "--task-offsets", "100"]
+    upkeep = [[*command, "compact", *options], [*command, "vacuum", *options, "--keep", "1"]]
+    stopped, seen, problems = threading.Event(), [0], list[str]()
+
+    def look() -> None:
+        while not stopped.is_set():
+            if (table := Table.find(job.root)) is None:
+                continue
+            for count, different in readings(table):
+                if count != different or count < seen[-1]:
+                    problems.append(f"{count} rows, {different} offsets, {seen[-1]} before")
+                seen.append(count)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    kills = 0
+    try:
+        while kills < 12:
+            kills += kill_while(grow, Path(job.root.uri))
+            kills += kill_while(random.choice(upkeep), Path(job.root.uri), patience=0)
+            with job.place.connect() as database:
+                deadline = time.monotonic() + 30
+                while not database.lock(run.LOCK):  # the server has not noticed yet
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+    finally:
+        stopped.set()
+        reader.join()
+    assert problems == []
+    assert len(set(seen)) > 5, seen
     run.grow(job)
-    archived = manifest.archived(segments(job))
+    archived = retention.archived_offset(Session(USING))
     rows = [row for row in expected() if row[0] <= archived]
-    named = sum(len(segment.files) for segment in segments(job))
-    assert named < len(list(Path(job.root.uri).rglob("*.parquet")))  # some runs died in the middle of a segment
-    assert held(job) == rows
+    assert len(named(job)) < len(parquet(job))  # some runs died before their commit
+    assert held(job) == contents(job) == rows
     assert run.verify(job) == []
     assert len(rows) > 500
-    assert sum(busy) >= len(rows)
     assert collected(frames.everything(job.spark, job.place, job.root))[: len(rows)] == rows
+
+
+def readings(table: Table) -> Iterator[tuple[int, int]]:
+    """Count the rows and the offsets of the table, as its readers do."""
+    with duckdb.connect() as duck:
+        duck.register("archive", table.delta.to_pyarrow_dataset())
+        ((rows, different),) = duck.execute(
+            'SELECT COUNT(*), COUNT(DISTINCT (log, epoch, "offset")) FROM archive'
+        ).fetchall()
+    yield rows, different
+    frame = polars.scan_delta(table.delta).select("log", "epoch", "offset").collect()
+    yield len(frame), len(frame.unique())
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
@@ -373,7 +423,7 @@ def test_any_of_the_rare_columns_alone(place, count):
         with place.connect() as database:
             query = Query(("offset", *chosen))
             (rows,) = reading.rows_of(database, query, selection, Span(row.offset - 2, row.offset))
-            found = selection.batch(rows, exact=True).to_pylist()
+            found = selection.batch(rows).to_pylist()
         assert [one["offset"] for one in found] == [row.offset - 1, row.offset]
         for name in chosen:
             read = [one[name] for one in found]

@@ -16,7 +16,7 @@ from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import ConsumerGroup, OutboxMessage, QueueMessage
 from pyspark_mysqlqueue import replay
 from pyspark_mysqlqueue.archive import run
-from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.run import Job
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.replay import CAME_FROM, Replay
@@ -310,15 +310,15 @@ def test_the_commands(job, capsys, settings):
     publish_many("t", range(5))
     sequence()
     call_command("queuearchive")
-    assert "Archived 5 messages in 1 segment, " in capsys.readouterr().out
+    assert "Archived 5 messages in 1 commit, " in capsys.readouterr().out
     call_command("queuearchive", "verify")
-    assert "No faults in 1 segment with 5 messages." in capsys.readouterr().out
+    assert "No faults in 1 file with 5 messages." in capsys.readouterr().out
     call_command("queuearchive", "status", format="json")
     status = json.loads(capsys.readouterr().out)
     assert (status["rows"], status["archived"]) == (5, status["log"])
     call_command("queuearchive", "compact")
     call_command("queuearchive", "expire", before=datetime.date(2000, 1, 1))
-    call_command("queuearchive", "sweep", "--grace", "0")
+    call_command("queuearchive", "vacuum", "--keep", "0")
     capsys.readouterr()
     call_command("queuereplay", topic="t", to="again", dry_run=True)
     said = capsys.readouterr().out
@@ -366,7 +366,7 @@ def test_a_damaged_archive_is_an_error_of_the_command(job, settings):
 
     settings.MYSQLQUEUE = {"ARCHIVE_PATH": job.root.uri}
     archived(job)
-    next(Path(job.root.uri).rglob("*.parquet")).unlink()
+    next(Path(job.root.uri).glob("day=*/*.parquet")).unlink()
     with pytest.raises(CommandError, match=r"the archive has 1 fault$"):
         call_command("queuearchive", "verify")
 

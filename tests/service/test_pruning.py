@@ -11,7 +11,6 @@ from django.db import connections, models
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import (
     MODELS,
-    ArchiveSegment,
     CoalesceKey,
     CollectedTopic,
     ConsumerGroup,
@@ -26,6 +25,7 @@ from django_mysqlqueue.models import (
     PartitionLease,
     QuarantinedMessage,
     QueueMessage,
+    Reader,
     RelayPosition,
     RelayWatermark,
     Rollup,
@@ -65,7 +65,7 @@ DO_NOT_GROW = {
     RelayPosition: "a row for each database",
     RelayWatermark: "a row for each database",
     Schedule: "a row for each schedule, until it is deleted",
-    ArchiveSegment: "queuearchive writes and merges them",
+    Reader: "one for each reader",
 }
 OLD = 1000
 MANY = 1100

@@ -17,7 +17,7 @@ from django_mysqlqueue.checks.grants import MIGRATIONS, READ, ROLES, Grant
 from django_mysqlqueue.management.spark import project_place
 from django_mysqlqueue.models import ConsumerGroup, DebouncedMessage, Operation, OutboxMessage, QueueMessage
 from django_mysqlqueue.tails import tail
-from pyspark_mysqlqueue.archive import manifest
+from pyspark_mysqlqueue.log_schema import READERS
 from tests.app.models import Effect
 from tests.conftest import QUEUE_MODELS
 from tests.support.harness import USING, sequence
@@ -261,7 +261,7 @@ def test_an_operator_operates_on_record(use, capsys):
 
 
 @pytest.mark.promise("Roles")
-def test_an_archiver_reads_the_log_and_commits_segments(db):
+def test_an_archiver_reads_the_log_and_moves_its_reader(db):
     """What of the archive runs on the database; tests/pipeline has the rest."""
     publish("t", 1)
     sequence()
@@ -270,12 +270,9 @@ def test_an_archiver_reads_the_log_and_commits_segments(db):
             cursor.execute("SELECT `offset`, payload FROM queue_messages")
             assert len(cursor.fetchall()) == 1
         for statement, parameters in (
-            (f"SELECT lo FROM {manifest.SEGMENTS}", ()),
-            (
-                f"INSERT INTO {manifest.SEGMENTS} (lo, hi, `rows`, checksum, path, files) VALUES (1, 2, 0, 0, %s, %s)",
-                "ab",
-            ),
-            (f"DELETE FROM {manifest.SEGMENTS} WHERE lo = %s AND path = %s", (1, "")),
+            (f"SELECT read_offset FROM {READERS}", ()),
+            (f"INSERT INTO {READERS} (name, read_offset) VALUES (%s, 2)", ("archive",)),
+            (f"DELETE FROM {READERS} WHERE name = %s", ("archive",)),
         ):
             assert not denied(own, statement, parameters)
     assert project_place(USING)

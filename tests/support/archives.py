@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from django_mysqlqueue import Message, publish_many
 from pyspark_mysqlqueue import frames
-from pyspark_mysqlqueue.archive import manifest
 from pyspark_mysqlqueue.archive.run import Job
+from pyspark_mysqlqueue.archive.table import Table
+from pyspark_mysqlqueue.log_schema import NAMES
 from tests.support.harness import sequence
-from tests.support.spark_log import collected
-
-HOME = "0123456789ab"
-"""An archive's folder below its root."""
+from tests.support.spark_log import UTC, collected
 
 
 def held(job: Job, **options: Any) -> list[tuple[Any, ...]]:
     return collected(frames.archive(job.spark, job.place, job.root, **options))
+
+
+def contents(job: Job) -> list[tuple[Any, ...]]:
+    """What every reader of Delta sees, in the log's columns."""
+    rows = read(job).select(NAMES).sort_by("offset").to_pylist()
+    return [
+        tuple(value.astimezone(UTC) if isinstance(value, datetime) else value for value in row.values()) for row in rows
+    ]
+
+
+def read(job: Job) -> pa.Table:
+    return Table.open(job.root).delta.to_pyarrow_table()
 
 
 def some(count: int, topic: str = "t") -> None:
@@ -24,12 +38,10 @@ def some(count: int, topic: str = "t") -> None:
     sequence()
 
 
-def parquet(job: Job) -> list[str]:
-    from pathlib import Path
-
-    return sorted(str(path) for path in Path(job.root.uri).rglob("*.parquet"))
+def parquet(job: Job) -> list[Path]:
+    return sorted(Path(job.root.uri).glob("day=*/*.parquet"))
 
 
-def segments(job: Job) -> list[manifest.Segment]:
-    with job.place.connect() as database:
-        return manifest.segments(database)
+def named(job: Job) -> list[Path]:
+    """The files of the table's newest version."""
+    return sorted(Path(job.root.uri, file.path) for file in Table.open(job.root).files())

@@ -9,10 +9,10 @@ from django.db.models import Model
 
 from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.models import (
-    ArchiveSegment,
     CoalesceKey,
     CollectedTopic,
     PartitionLease,
+    Reader,
     RelayPosition,
     RelayWatermark,
     Schedule,
@@ -98,7 +98,7 @@ def fill() -> None:
     RelayWatermark.objects.create(target="elsewhere", relayed_offset=10**9, read_offset=10**9)
     for number in (1, 2, 3):
         QuarantinedMessageFactory(pk=number)
-    ArchiveSegment.objects.create(lo=1, hi=2, rows=0, checksum=0, path="p", files=0)
+    Reader.objects.create(name="archive", read_offset=2)
     _complete()
 
 

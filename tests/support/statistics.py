@@ -40,7 +40,7 @@ MANY = {
     "queue_collected": 200,
     "queue_relay_watermarks": 3,
     "queue_relay_positions": 3,
-    "queue_archive_segments": 1000,
+    "queue_readers": 10,
     "queue_job_results": 1_000_000,
     "queue_job_stages": 1_000_000,
     "queue_schedules": 200,

@@ -1,6 +1,7 @@
-"""The archive: the log as Parquet files. Each range of offsets is archived exactly once.
+"""The archive: the log as a Delta table, which Spark, DuckDB, Polars and others read.
 
-The files of a range are written under a unique path, read back and compared with the log by a checksum over all
-columns. Then a row in the manifest (``queue_archive_segments``) commits the range. Files that no row names are garbage,
-wherever their writer died.
+Tasks write Parquet files, read them back and compare each row with the checksum that the server has computed of it.
+One commit to the table adds the files of a range and notes its end: either both are in the table or neither is. A run
+starts from the end that the table has. Files that no version of the table names are garbage, wherever their writer
+died.
 """

@@ -1,185 +1,48 @@
-"""Write, read back and compare the archive's files. This runs in Spark's tasks; no row passes through the JVM."""
+"""Write, read back and compare the archive's files. Tasks run this; no row passes through the driver or the JVM."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
+import datetime
 import time
 import uuid
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs
 import pyarrow.parquet as pq
 
 from pyspark_mysqlqueue import checksums, databases
-from pyspark_mysqlqueue.archive.manifest import File
-from pyspark_mysqlqueue.batches import Selection, schema
+from pyspark_mysqlqueue.archive.root import Folder, Root
+from pyspark_mysqlqueue.archive.table import FILE_SCHEMA, STATISTICS, File
+from pyspark_mysqlqueue.batches import Selection
 from pyspark_mysqlqueue.checksums import Sum
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
-from pyspark_mysqlqueue.log_schema import COLUMNS, NAMES
+from pyspark_mysqlqueue.log_schema import CHECKSUM, LOG, NAMES, Log
 from pyspark_mysqlqueue.reading import RECONNECT, TRIES, Query, Span, rows_of
 
-SCHEMA = schema(COLUMNS, exact=True)
-EVERYTHING = Selection(NAMES)
+EVERYTHING = Selection(NAMES, checksum=True)
 FLUSH_BYTES = 64 * 2**20
-"""Bytes of rows that a task collects before it writes them, one file per topic and day."""
-GROUP_ROWS = 1_000_000
-"""Maximum number of rows in a row group of a merged file."""
+"""Bytes of rows that a task collects before it writes them, one file per day."""
 READ_ROWS = 65_536
-"""Number of rows that are read at a time to compute a checksum."""
-CHECK_OFFSETS = 10_000
-"""Number of offsets whose checksum the server computes in one statement."""
-UNIQUE = ("offset", "id", "payload", "expires_at", "created_at", "published_at")
-REPEATING = [name for name in NAMES if name not in UNIQUE]
+"""Number of rows that are read back at a time."""
+UNIQUE = ("offset", "id", "payload", "expires_at", "created_at", "published_at", CHECKSUM)
+REPEATING = [name for name in FILE_SCHEMA.names if name not in UNIQUE]
 """Columns that Parquet stores as dictionaries."""
-DAY_MS = 86_400_000
-LONGEST_NAME = 180
-"""Maximum length of a topic in the name of a folder."""
-OURS = re.compile(r"[0-9a-f]{12}/\d{19}-\d{19}-[0-9a-f]{12}/topic=[^/]*/day=[^/]*/[0-9a-f]{32}\.parquet")
-"""The form of a file's path below the archive's root."""
 
 
 class Mismatch(PipelineError):
-    """The files do not contain the same rows as the log or the manifest."""
+    """A file does not contain the same rows as the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
-    """The root of an archive: a folder, or a URI that pyarrow supports."""
-
-    uri: str
-
-    def __post_init__(self) -> None:
-        """Make a relative path absolute, because workers may run in another folder.
-
-        Raises:
-            PipelineError: The URI contains a password, which Spark would pickle and print, or pyarrow does not support
-                its form.
-        """
-        if "://" not in self.uri:
-            if self.uri.startswith("file:"):
-                raise PipelineError(f"archive {self.uri!r}: use a path, or a URI that begins with file://")
-            object.__setattr__(self, "uri", str(Path(self.uri).absolute()))
-        elif urlsplit(self.uri).password is not None:
-            raise PipelineError(
-                f"archive {urlsplit(self.uri).scheme}://…: the URI has a password, which Spark would pickle and print; "
-                "configure it where the file system looks for it (environment, profile or role)"
-            )
-
-    def open(self) -> Folder:
-        """Connect to the file system.
-
-        Raises:
-            PipelineError: pyarrow does not support the URI.
-        """
-        if "://" not in self.uri:
-            return Folder(pyarrow.fs.LocalFileSystem(), self.uri, is_local=True)
-        try:
-            filesystem, path = pyarrow.fs.FileSystem.from_uri(self.uri)
-        except (OSError, ValueError, pa.ArrowInvalid) as error:
-            raise PipelineError(f"archive {self.uri!r}: {error}") from error
-        return Folder(filesystem, path, is_local=isinstance(filesystem, pyarrow.fs.LocalFileSystem))
-
-    def spark_path(self, relative: str) -> str:
-        """Return a path for Spark, which expects it without percent-encoding and with glob characters escaped."""
-        if "://" not in self.uri or self.uri.startswith("file://"):
-            root = f"file://{self.open().path}"
-        else:
-            # Hadoop calls pyarrow's scheme s3 s3a. The query string is for pyarrow only.
-            root = re.sub(r"^s3://", "s3a://", self.uri.partition("?")[0].rstrip("/"))
-        return re.sub(r"([\\{}\[\]*?])", r"\\\1", f"{root}/{relative}")
-
-
-@dataclass(frozen=True)
-class Folder:
-    """An open root."""
-
-    filesystem: Any
-    path: str
-    is_local: bool
-
-    def full(self, relative: str) -> str:
-        """Return the full path of a file below the root."""
-        return f"{self.path}/{relative}"
-
-    @contextlib.contextmanager
-    def create(self, relative: str) -> Iterator[Any]:
-        """Create a file and flush it to disk at the end of the block: the manifest's row must not outlive its files."""
-        full = self.full(relative)
-        parent = os.path.dirname(full)
-        top = len(self.path)
-        if self.is_local and not os.path.isdir(self.path):  # the first file: also flush the parents of the root
-            top = len(str(next(one for one in Path(self.path).parents if one.is_dir())))
-        self.filesystem.create_dir(parent, recursive=True)
-        if not self.is_local:
-            with self.filesystem.open_output_stream(full) as stream:
-                yield stream
-            return
-        with open(full, "xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        while len(parent) >= top:
-            _fsync_folder(parent)
-            parent, below = os.path.dirname(parent), parent
-            if parent == below:
-                break
-
-    def read(self, relative: str) -> pq.ParquetFile:
-        """Open a file for reading."""
-        return pq.ParquetFile(self.full(relative), filesystem=self.filesystem)
-
-    def size(self, relative: str) -> int:
-        """Return the size of a file in bytes, or -1 if it does not exist."""
-        return self.sizes([relative])[0]
-
-    def sizes(self, relative: Sequence[str]) -> list[int]:
-        """Return the sizes of files in bytes, in one request; -1 for a file that does not exist."""
-        found = self.filesystem.get_file_info([self.full(one) for one in relative])
-        return [-1 if one.size is None else int(one.size) for one in found]
-
-
-def _fsync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def topic_folder(topic: str) -> str:
-    """Return the name of a topic's folder. It is informational: readers take topics from the files' rows."""
-    name = quote(topic, safe="")
-    return f"topic={name}" if len(name) <= LONGEST_NAME else f"topic={name[:LONGEST_NAME]}~{zlib.crc32(topic.encode())}"
-
-
-def day_name(day: int) -> str:
-    """Return a day, counted from the epoch, as ``2026-11-22``, or as ``epoch+n`` if it has no date."""
-    try:
-        return time.strftime("%Y-%m-%d", time.gmtime(day * 86400)) if 0 <= day < 2_932_897 else f"epoch{day:+d}"
-    except (OverflowError, ValueError, OSError):
-        return f"epoch{day:+d}"
-
-
-def write_span(place: Place, root: Root, segment: str, span: Span) -> list[File]:
-    """Copy a span of the log into new files below a segment's path, and compare them with the log.
-
-    Rows and the server's checksum come from the same snapshot, so that a dead letter that is redriven meanwhile makes
-    no difference.
+def write_span(place: Place, root: Root, log: Log, span: Span) -> list[File]:
+    """Copy a span of the log into new files, and compare each row that is read back with the server's checksum.
 
     Args:
         place: The queue's database.
         root: The archive.
-        segment: The segment's path.
+        log: The identity of the log.
         span: The offsets to copy.
 
     Raises:
@@ -188,7 +51,7 @@ def write_span(place: Place, root: Root, segment: str, span: Span) -> list[File]
     failures = 0
     while True:
         try:
-            return _write_span(place, root.open(), segment, span)
+            return _write_span(place, root.open(), log, span)
         except Exception as error:
             failures += 1
             if failures == TRIES or not databases.is_lost(error):
@@ -196,121 +59,114 @@ def write_span(place: Place, root: Root, segment: str, span: Span) -> list[File]
             time.sleep(RECONNECT.delay(failures))
 
 
-def _write_span(place: Place, folder: Folder, segment: str, span: Span) -> list[File]:
+def _write_span(place: Place, folder: Folder, log: Log, span: Span) -> list[File]:
     files: list[File] = []
     waiting: list[pa.RecordBatch] = []
     size = 0
+    # One snapshot, so that a dead letter that is redriven meanwhile makes no difference.
     with place.connect() as database, database.snapshot():
         for rows in rows_of(database, Query(NAMES), EVERYTHING, span):
-            waiting.append(EVERYTHING.batch(rows, exact=True))
+            waiting.append(EVERYTHING.batch(rows))
             size += waiting[-1].nbytes
             if size >= FLUSH_BYTES:
-                files += _flush(folder, segment, waiting)
+                files += _flush(folder, log, waiting)
                 waiting, size = [], 0
-        files += _flush(folder, segment, waiting)
-        # In pieces: a single statement could take minutes, longer than NETWORK_TIMEOUT.
-        pieces = span.split(-(-len(span) // CHECK_OFFSETS))
-        expected = sum((checksums.of_log(database, piece) for piece in pieces), Sum())
-    found = sum((file.sum for file in files), Sum())
+        files += _flush(folder, log, waiting)
+        (expected,) = database.row(
+            f"SELECT COUNT(*) FROM {LOG}{database.force_index('PRIMARY')} WHERE `offset` > %s AND `offset` <= %s",
+            (span.above, span.up_to),
+        )
+    found = sum(one.rows for file in files for one in file.sums.values())
     if found != expected:
         raise Mismatch(
-            f"offsets {span.above + 1} to {span.up_to}: the log has {expected.rows} rows with checksum "
-            f"{expected.checksum}, but the files have {found.rows} with {found.checksum}; nothing was committed"
+            f"offsets {span.above + 1} to {span.up_to}: the log has {expected} rows, but the files have {found}; "
+            "nothing was committed"
         )
     return files
 
 
-def _flush(folder: Folder, segment: str, waiting: Sequence[pa.RecordBatch]) -> list[File]:
+def _flush(folder: Folder, log: Log, waiting: Sequence[pa.RecordBatch]) -> list[File]:
     if not waiting:
         return []
     table = pa.Table.from_batches(waiting)
+    days = table["published_at"].cast(pa.date32())
+    table = table.add_column(0, "log", pa.repeat(pa.scalar(log.id), len(table)))
+    table = table.add_column(1, "epoch", pa.repeat(pa.scalar(log.epoch, pa.int64()), len(table)))
     return [
-        write_file(folder, segment, topic, day_name(day), (piece,)) for topic, day, piece in _by_topic_and_day(table)
+        write_file(folder, day, table.filter(pc.equal(days, pa.scalar(day, pa.date32()))))
+        for day in sorted(pc.unique(days).to_pylist())
     ]
 
 
-def _by_topic_and_day(table: pa.Table) -> Iterator[tuple[str, int, pa.Table]]:
-    """Yield the rows of each topic and day, in their order."""
-    days = pc.divide(table["published_at"].cast(pa.int64()), DAY_MS)
-    keys = pa.table({"topic": table["topic"], "day": days, "offset": table["offset"]})
-    groups = keys.group_by(["topic", "day"]).aggregate([([], "count_all")])
-    if groups.num_rows > 1:
-        by = [("topic", "ascending"), ("day", "ascending")]
-        table = table.take(pc.sort_indices(keys, sort_keys=[*by, ("offset", "ascending")]))
-        groups = groups.take(pc.sort_indices(groups, sort_keys=by))
-    start = 0
-    for group in groups.to_pylist():
-        yield group["topic"], group["day"], table.slice(start, group["count_all"])
-        start += group["count_all"]
-
-
-def write_file(folder: Folder, segment: str, topic: str, day: str, tables: Iterator[Any] | Sequence[Any]) -> File:
-    """Write a file with a unique name, read it back, and return its description.
+def write_file(folder: Folder, day: datetime.date, rows: pa.Table) -> File:
+    """Write rows into a new file, by topic and offset, read them back, and return the file's description.
 
     Args:
         folder: The open root.
-        segment: The segment's path.
-        topic: The topic of all rows.
         day: The day on which all rows were published.
-        tables: The rows, in offset order.
-    """
-    path = f"{topic_folder(topic)}/day={day}/{uuid.uuid4().hex}.parquet"
-    relative = f"{segment}/{path}"
-    lo, hi = 0, 0
-    with (
-        folder.create(relative) as stream,
-        pq.ParquetWriter(stream, SCHEMA, compression="zstd", use_dictionary=REPEATING) as writer,
-    ):
-        for table in tables:
-            if not table.num_rows:
-                continue
-            writer.write(table)
-            lo = lo or table["offset"][0].as_py()
-            hi = table["offset"][-1].as_py()
-    found = read_sum(folder, relative)
-    return File(path, topic, day, found.rows, found.checksum, lo, hi, folder.size(relative))
-
-
-def read_sum(folder: Folder, relative: str) -> Sum:
-    """Read a whole file and return its checksum.
+        rows: At least one row, with the columns of ``FILE_SCHEMA``.
 
     Raises:
-        Mismatch: The file does not have the log's columns.
+        Mismatch: A row that was read back does not have its checksum.
     """
-    with folder.read(relative) as file:
-        if not file.schema_arrow.equals(SCHEMA):
-            raise Mismatch(f"file {relative!r}: its columns differ from those of the log")
+    if pc.count_distinct(rows["topic"]).as_py() > 1:
+        rows = rows.sort_by([("topic", "ascending"), ("offset", "ascending")])
+    path = f"day={day.isoformat()}/{uuid.uuid4().hex}.parquet"
+    with (
+        folder.create(path) as stream,
+        pq.ParquetWriter(
+            stream, FILE_SCHEMA, compression="zstd", use_dictionary=REPEATING, write_page_checksum=True
+        ) as writer,
+    ):
+        writer.write(rows)
+    sums, size = read_sums(folder, path), folder.sizes([path])[0]
+    if (found := sum(one.rows for one in sums.values())) != len(rows):
+        raise Mismatch(f"file {path}: {len(rows)} rows were written, but {found} are in it; nothing was committed")
+    ranges = {name: pc.min_max(rows[name]).as_py() for name in STATISTICS}
+    least, most = ({name: one[which] for name, one in ranges.items()} for which in ("min", "max"))
+    return File(path, day, size, sums, least, most)
+
+
+def read_sums(folder: Folder, path: str) -> dict[Log, Sum]:
+    """Read a whole file, compare each row with its checksum, and return the rows and sums of each log.
+
+    Raises:
+        Mismatch: The file does not have the archive's columns, or a row does not have its checksum.
+        OSError: The file cannot be read.
+    """
+    sums: dict[Log, Sum] = {}
+    for batch in batches(folder, path):
+        wrong = pc.index(pc.equal(checksums.of_rows(batch), batch[CHECKSUM]), False).as_py()
+        if wrong >= 0:
+            raise Mismatch(f"file {path}: the row of offset {batch['offset'][wrong]} does not have its checksum")
+        for log, rows in by_log(batch):
+            sums[log] = sums.get(log, Sum()) + checksums.total(rows[CHECKSUM])
+    return sums
+
+
+def batches(folder: Folder, path: str, columns: Sequence[str] = FILE_SCHEMA.names) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file.
+
+    Raises:
+        Mismatch: The file does not have the archive's columns.
+    """
+    with folder.read(path) as file:
+        if missing := set(columns) - set(file.schema_arrow.names):
+            raise Mismatch(f"file {path}: it has no column {min(missing)!r}")
         # By row group, whose size in bytes is limited. A batch across row groups would be limited in rows only.
-        return sum(
-            (
-                checksums.of_batch(one)
-                for number in range(file.num_row_groups)
-                for one in file.iter_batches(READ_ROWS, row_groups=[number])
-            ),
-            Sum(),
-        )
-
-
-def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Concatenate small tables into fewer large ones. Each becomes a row group, and readers pay for every row group.
-
-    Large tables stay as they are, so that row groups do not grow with each merge.
-    """
-    waiting: list[pa.Table] = []
-    size = rows = 0
-    for table in tables:
-        if waiting and (size + table.nbytes > FLUSH_BYTES or rows + len(table) > GROUP_ROWS):
-            yield pa.concat_tables(waiting)
-            waiting, size, rows = [], 0, 0
-        waiting.append(table)
-        size += table.nbytes
-        rows += len(table)
-    if waiting:
-        yield pa.concat_tables(waiting)
-
-
-def read_batches(folder: Folder, relative: str) -> Iterator[pa.Table]:
-    """Yield the row groups of a file."""
-    with folder.read(relative) as file:
         for number in range(file.num_row_groups):
-            yield file.read_row_group(number)
+            for batch in file.iter_batches(READ_ROWS, row_groups=[number], columns=list(columns)):
+                yield batch.cast(pa.schema([FILE_SCHEMA.field(name) for name in columns]))
+
+
+def by_log(batch: pa.RecordBatch) -> Iterator[tuple[Log, Any]]:
+    """Yield the rows of each log. Most batches have one."""
+    first = Log(batch["log"][0].as_py(), batch["epoch"][0].as_py()) if batch.num_rows else None
+    if first is None:
+        return
+    ours = pc.and_(pc.equal(batch["log"], first.id), pc.equal(batch["epoch"], first.epoch))
+    if pc.all(ours).as_py():
+        yield first, batch
+        return
+    yield first, batch.filter(ours)
+    yield from by_log(batch.filter(pc.invert(ours)))

@@ -1,55 +1,58 @@
-"""Operations on the archive: grow, verify, compact, expire and sweep.
+"""Operations on the archive: grow, verify, compact, expire and vacuum.
 
-A lock lets one operation at a time change the archive. The lock ends with its connection. If it is lost and two
-operations run, the manifest's primary key lets only one of them commit.
+A lock lets one operation of a database at a time change the archive. It ends with its connection. If it is lost and two
+operations run, or those of two databases that share an archive, each commit is still made once: see ``table``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow.fs
+import pyarrow as pa
 
-from pyspark_mysqlqueue import log_offsets
-from pyspark_mysqlqueue.archive import files, manifest
-from pyspark_mysqlqueue.archive.files import Folder, Mismatch, Root
-from pyspark_mysqlqueue.archive.manifest import File, Segment
+from pyspark_mysqlqueue import checksums, log_offsets, readers
+from pyspark_mysqlqueue.archive import files
+from pyspark_mysqlqueue.archive.files import Mismatch
+from pyspark_mysqlqueue.archive.root import Root
+from pyspark_mysqlqueue.archive.table import MODULO, File, Table, TableFile
 from pyspark_mysqlqueue.checksums import Sum
 from pyspark_mysqlqueue.databases import Database, Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.executors import spread
+from pyspark_mysqlqueue.log_schema import CHECKSUM, Log
+from pyspark_mysqlqueue.readers import Reader
 from pyspark_mysqlqueue.reading import Span
+from pyspark_mysqlqueue.shared.tables import ARCHIVE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCK = "archive"
-SEGMENT_OFFSETS = 2_000_000
-"""Maximum number of offsets per segment."""
+COMMIT_OFFSETS = 2_000_000
+"""Maximum number of offsets per commit."""
 TASK_OFFSETS = 250_000
-"""Maximum number of offsets per Spark task."""
-COMPACT_ROWS = 5_000_000
-"""Maximum number of rows per merged segment."""
-FILES_BYTES = 4 * 2**20
-"""Maximum size of the description of a segment's files in its row, in bytes."""
-GRACE = datetime.timedelta(days=1)
-"""Minimum age of the files that ``sweep`` deletes: a reader may still use the files of a merged segment."""
+"""Maximum number of offsets per task."""
+KEEP = datetime.timedelta(days=7)
+"""How long ``vacuum`` keeps files that the table no longer has: readers of older versions may use them."""
+BATCH = 64
+"""Number of files that are checked between two reports of progress."""
+LEAST_KEEP = datetime.timedelta(hours=1)
+"""The least that it may be: a run has written files that it has not committed yet."""
 
-Progress = Callable[[int], None]
-"""Called with the number of offsets that were processed since the last call."""
+Progress = Callable[[int], object]
+"""Called with the number of offsets, or of files, that were processed since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An archive, its queue, and the Spark session to use."""
+    """An archive, its queue, and the Spark session to use (None: processes of this machine)."""
 
-    spark: SparkSession
+    spark: SparkSession | None
     place: Place
     root: Root
 
@@ -70,8 +73,8 @@ class Job:
 class Grown:
     """The result of ``grow``."""
 
-    segments: int = 0
-    """The number of segments that were added."""
+    commits: int = 0
+    """The number of ranges that were added."""
     rows: int = 0
     """The number of messages in them."""
     size: int = 0
@@ -84,309 +87,224 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A segment or file that does not match the manifest."""
+    """What is wrong with the archive."""
 
-    lo: int
-    """The first offset of the segment."""
-    hi: int
-    """The last offset of the segment."""
     path: str
-    """The file, the segment, or '' for the manifest."""
+    """The file, or '' for the table."""
     says: str
     """The description of the fault."""
 
 
-def pending(database: Database) -> list[Span]:
-    """Return the spans that are not archived."""
-    return manifest.missing(manifest.segments(database), log_offsets.highest(database))
+def pending(database: Database, root: Root) -> int:
+    """Return the number of offsets that are not archived."""
+    table = Table.find(root)
+    return log_offsets.highest(database) - (0 if table is None else table.archived(log_offsets.identity(database)))
 
 
 def grow(
     job: Job,
     *,
-    segment_offsets: int = SEGMENT_OFFSETS,
+    commit_offsets: int = COMMIT_OFFSETS,
     task_offsets: int = TASK_OFFSETS,
     progress: Progress = lambda offsets: None,
 ) -> Grown:
-    """Archive the messages that are not in the archive yet, up to the current end of the log, segment by segment.
+    """Archive the messages that are not in the archive yet, up to the current end of the log, range by range.
 
-    If the run is interrupted, all finished segments are kept.
+    If the run is interrupted, all committed ranges are kept.
 
     Args:
         job: The archive and its queue.
-        segment_offsets: Maximum number of offsets per segment.
-        task_offsets: Maximum number of offsets per Spark task.
-        progress: Called after each segment.
+        commit_offsets: Maximum number of offsets per commit.
+        task_offsets: Maximum number of offsets per task.
+        progress: Called after each commit with its number of offsets.
 
     Raises:
-        Mismatch: The files of a segment do not contain the same rows as the log.
-        PipelineError: Another run holds the lock, or the workers do not share the archive's folder.
+        Mismatch: The files of a range do not contain the same rows as the log.
+        PipelineError: Another run holds the lock, the archive is not that of this log, the log went back, or the
+            workers do not share the archive's folder.
     """
-    grown = Grown()
-    missed = 0
+    grown, missed = Grown(), 0
     with job.locked() as database:
-        known = manifest.segments(database)
-        home = _home(known)
-        for span in manifest.missing(known, log_offsets.highest(database)):
-            above = span.above
-            while above < span.up_to:
-                # Read for each segment, because GC may run beside a long run.
-                taken = log_offsets.collected(database, None)
-                missed = max(missed, min(taken, span.up_to) if taken > above else 0)
-                # A gap, for example of messages that GC removed before the first run, needs no task.
-                first = log_offsets.lowest(database, above)
-                held = span.up_to if first is None else min(first - 1, span.up_to)
-                piece = Span(held, min(span.up_to, held + segment_offsets))
-                for segment in _copy(job, home, above + 1, piece, task_offsets):
-                    manifest.add(database, segment)
-                    grown = Grown(grown.segments + 1, grown.rows + segment.rows, grown.size + segment.size)
-                progress(piece.up_to - above)
-                above = piece.up_to
-        archived = manifest.archived(manifest.segments(database))
-    return replace(grown, archived=archived, missed=missed)
-
-
-def _copy(job: Job, home: str, lo: int, span: Span, task_offsets: int) -> list[Segment]:
-    """Write segments from ``lo`` to the end of the span. The offsets from ``lo`` to the span have no rows.
-
-    Return one segment, or several if a large number of topics would make its row in the manifest too long.
-    """
-    path = _fresh_path(home, lo, span.up_to)
-    pieces = span.split(-(-len(span) // task_offsets))
-    done = spread(job.spark, partial(files.write_span, job.place, job.root, path), pieces)
-    _check_shared(job.root, path, [file for some in done for file in some])
-    segments: list[Segment] = []
-    written: list[File] = []
-    for number, some in enumerate(done):
-        if written and manifest.text_bytes([*written, *some]) > FILES_BYTES:
-            segments.append(_segment(lo, pieces[number].above, path, written))
-            lo, written = pieces[number].above + 1, []
-        written += some
-    return [*segments, _segment(lo, span.up_to, path, written)]
-
-
-def _check_shared(root: Root, path: str, written: Sequence[File]) -> None:
-    """Check that this program sees the files that the tasks have written: all workers must share the folder."""
-    folder = root.open()
-    sizes = folder.sizes([f"{path}/{file.path}" for file in written])
-    for file, size in zip(written, sizes, strict=True):
-        if size != file.size:
-            raise PipelineError(
-                f"archive {root.uri!r}: a task has written {path}/{file.path}, but this program does not see the file; "
-                "use a folder that all workers share"
+        log, last = log_offsets.identity(database), log_offsets.highest(database)
+        table = _table(job.root, database, log, last)
+        above = table.archived(log)
+        _move(database, table, log)
+        while above < last:
+            # Read for each range, because GC may run beside a long run.
+            taken = log_offsets.collected(database, None)
+            missed = max(missed, min(taken, last) if taken > above else 0)
+            # A gap, for example of messages that GC removed before the first run, needs no task.
+            first = log_offsets.lowest(database, above)
+            held = last if first is None else min(first - 1, last)
+            span = Span(held, min(last, held + commit_offsets))
+            done = spread(
+                job.spark,
+                partial(files.write_span, job.place, job.root, log),
+                span.split(-(-len(span) // task_offsets)),
             )
+            written = [file for some in done for file in some]
+            table.append(log, above, span.up_to, written)
+            _move(database, table, log)
+            rows = sum(one.rows for file in written for one in file.sums.values())
+            grown = Grown(grown.commits + 1, grown.rows + rows, grown.size + sum(file.size for file in written))
+            progress(span.up_to - above)
+            above = span.up_to
+    return replace(grown, archived=above, missed=missed)
 
 
-def _segment(lo: int, hi: int, path: str, written: Sequence[File]) -> Segment:
-    total = sum((file.sum for file in written), Sum())
-    return Segment(lo, hi, total.rows, total.checksum, path, tuple(written))
+def _table(root: Root, database: Database, log: Log, last: int) -> Table:
+    """Open the archive's table, or create it for the first run.
+
+    Raises:
+        PipelineError: The queue's archive is another table, or it has more of the log than the log.
+    """
+    reader, table = readers.find(database, ARCHIVE), Table.find(root)
+    if reader is not None and (table is None or table.id != reader.owner):
+        raise PipelineError(
+            f"archive {root.uri!r}: this queue's archive is the table {reader.owner}, which is not there; pass its "
+            "path, or, to begin a new archive, run queuedropreader archive first"
+        )
+    if table is None:
+        return Table.create(root)
+    if (archived := table.archived(log)) > last:
+        raise PipelineError(
+            f"archive {root.uri!r}: it has offsets up to {archived} of the log {log.id}, which ends at {last}: the "
+            "database was restored from a backup"
+        )
+    return table
 
 
-def _home(known: Sequence[Segment]) -> str:
-    """Return the folder of this archive below the root, in which other archives may have folders too."""
-    return known[-1].path.partition("/")[0] if known else uuid.uuid4().hex[:12]
-
-
-def _fresh_path(home: str, lo: int, hi: int) -> str:
-    return f"{home}/{lo:019}-{hi:019}-{uuid.uuid4().hex[:12]}"
+def _move(database: Database, table: Table, log: Log) -> None:
+    """Let GC delete what is archived."""
+    reader = Reader(table.archived(log), table.id)
+    if readers.find(database, ARCHIVE) != reader:
+        readers.move(database, ARCHIVE, reader)
 
 
 # -- checking -----------------------------------------------------------------
 
 
-def verify(job: Job, *, progress: Progress = lambda offsets: None) -> list[Fault]:
-    """Read every file and compare it with the manifest.
+def verify(job: Job, *, progress: Progress = lambda files: None) -> list[Fault]:
+    """Read every file, and compare each row with its checksum, and their sum with that of the table.
 
     Args:
         job: The archive and its queue.
-        progress: Called after each segment.
-
-    Returns:
-        The faults, which include gaps between segments.
+        progress: Called after each file.
     """
+    table = Table.open(job.root)
     with job.place.connect() as database:
-        known = manifest.segments(database)
-    faults = [
-        Fault(span.above + 1, span.up_to, "", "no segment contains these offsets")
-        for span in manifest.missing(known, known[-1].hi if known else 0)
-    ]
-    for segment in known:
-        if segment.sum != sum((file.sum for file in segment.files), Sum()):
-            faults.append(
-                Fault(
-                    segment.lo, segment.hi, segment.path, "the files do not add up to the segment's rows and checksum"
-                )
-            )
-        work = partial(_checked, job.root, segment.path)
-        for file, says in zip(segment.files, spread(job.spark, work, segment.files), strict=True):
-            if says:
-                faults.append(Fault(segment.lo, segment.hi, f"{segment.path}/{file.path}", says))
-        progress(segment.hi - segment.lo + 1)
+        log = log_offsets.identity(database)
+    faults = []
+    sums = {Log(log.id, epoch): Sum() for epoch in range(log.epoch + 1)}
+    known = table.files()
+    for start in range(0, len(known), BATCH):
+        some = known[start : start + BATCH]
+        for file, found in zip(
+            some, spread(job.spark, partial(_checked, job.root), [one.path for one in some]), strict=True
+        ):
+            if isinstance(found, str):
+                faults.append(Fault(file.path, found))
+                continue
+            if (rows := sum(one.rows for one in found.values())) != file.rows:
+                faults.append(Fault(file.path, f"it has {rows} rows, but the table says {file.rows}"))
+            for one, more in found.items():
+                sums[one] = sums.get(one, Sum()) + more
+        progress(len(some))
+    if not faults:
+        faults = [
+            Fault("", f"log {one.id}, epoch {one.epoch}: the files have {found}, but {expected} were archived")
+            for one, found in sums.items()
+            if Sum(found.rows, found.checksum % MODULO) != (expected := table.total(one))
+        ]
     return faults
 
 
-def _checked(root: Root, path: str, file: File) -> str:
-    """Return the fault of a file; '' if it has none."""
+def _checked(root: Root, path: str) -> dict[Log, Sum] | str:
+    """Return what a file has, or its fault."""
     try:
-        found = files.read_sum(root.open(), f"{path}/{file.path}")
+        return files.read_sums(root.open(), path)
     except FileNotFoundError:
         return "no such file"
-    except (OSError, ValueError, pyarrow.ArrowException, Mismatch) as error:
+    except Mismatch as error:
+        return str(error)
+    except (OSError, ValueError, pa.ArrowException) as error:
         return f"the file cannot be read: {error}"
-    if found != file.sum:
-        return (
-            f"the file has {found.rows} rows with checksum {found.checksum}, expected {file.rows} with {file.checksum}"
-        )
-    return ""
 
 
-# -- merging ------------------------------------------------------------------
+# -- upkeep -------------------------------------------------------------------
 
 
-def compact(job: Job, *, rows: int = COMPACT_ROWS, progress: Progress = lambda offsets: None) -> int:
-    """Merge adjacent segments.
+def compact(job: Job, *, progress: Progress = lambda rows: None) -> int:
+    """Merge small files of each day.
 
-    A merged segment has one file per topic and day. The old files stay until ``sweep`` deletes them, because readers
-    may still use them.
+    The old files stay until ``vacuum`` deletes them, because readers may still use them.
 
     Args:
         job: The archive and its queue.
-        rows: Maximum number of rows per merged segment.
-        progress: Called after each merged segment.
+        progress: Called with numbers of rows.
 
     Returns:
-        The number of segments that were replaced.
+        The number of rows that were written again.
 
     Raises:
-        Mismatch: The merged files do not contain the same rows as the old ones. The old segments stay.
-        PipelineError: Another run holds the lock.
+        PipelineError: Another run holds the lock, or there is no archive.
     """
-    merged = 0
-    with job.locked() as database:
-        known = manifest.segments(database)
-        home = _home(known)
-        for group in mergeable(known, rows):
-            new = _merge(job, home, group)
-            manifest.replace(database, group, new)
-            merged += len(group)
-            progress(new.hi - new.lo + 1)
-    return merged
+    with job.locked():
+        return Table.open(job.root).compact(progress=progress)
 
 
-def mergeable(known: Sequence[Segment], rows: int) -> list[list[Segment]]:
-    """Return groups of two or more adjacent segments to merge.
-
-    The segments of a group have no gap between them and at most ``rows`` rows together. The description of the merged
-    files, one per topic and day, fits into a row of the manifest.
-    """
-    groups: list[list[Segment]] = []
-    count, merged = 0, dict[tuple[str, str], int]()
-    for segment in known:
-        more = {(file.topic, file.day): manifest.text_bytes([file]) for file in segment.files}
-        last = groups[-1] if groups else []
-        follows = last and last[-1].hi + 1 == segment.lo
-        if follows and count + segment.rows <= rows and sum({**merged, **more}.values()) <= FILES_BYTES:
-            last.append(segment)
-            count += segment.rows
-            merged |= more
-        else:
-            groups.append([segment])
-            count, merged = segment.rows, more
-    return [group for group in groups if len(group) > 1]
-
-
-def _merge(job: Job, home: str, group: Sequence[Segment]) -> Segment:
-    lo, hi = group[0].lo, group[-1].hi
-    path = _fresh_path(home, lo, hi)
-    parts: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for segment in group:
-        for file in segment.files:
-            parts.setdefault((file.topic, file.day), []).append((file.lo, f"{segment.path}/{file.path}"))
-    items = [(topic, day, tuple(path for _, path in sorted(paths))) for (topic, day), paths in sorted(parts.items())]
-    new = _segment(lo, hi, path, spread(job.spark, partial(_merge_files, job.root, path), items))
-    expected = sum((segment.sum for segment in group), Sum())
-    if new.sum != expected:
-        raise Mismatch(
-            f"offsets {lo} to {hi}: the merged files have {new.rows} rows with checksum {new.checksum}, but the old "
-            f"ones have {expected.rows} with {expected.checksum}; the old ones stay (run verify)"
-        )
-    return new
-
-
-def _merge_files(root: Root, path: str, item: tuple[str, str, tuple[str, ...]]) -> File:
-    topic, day, paths = item
-    folder = root.open()
-    tables = files.gathered(table for one in paths for table in files.read_batches(folder, one))
-    return files.write_file(folder, path, topic, day, tables)
-
-
-# -- expiring and sweeping ----------------------------------------------------
-
-
-def expire(job: Job, *, before: datetime.date) -> list[Segment]:
-    """Remove the oldest segments, as long as all of their messages were published before a day.
-
-    The newest segment always stays, because it marks the end of the archive. The next ``sweep`` deletes the files.
+def expire(job: Job, *, before: datetime.date) -> int:
+    """Remove the messages that were published before a day. The next ``vacuum`` deletes their files.
 
     Args:
         job: The archive and its queue.
         before: The day (UTC).
 
     Returns:
-        The removed segments.
+        The number of messages that were removed.
 
     Raises:
-        PipelineError: Another run holds the lock.
+        PipelineError: Another run holds the lock, there is no archive, or a file cannot be read.
     """
-    with job.locked() as database:
-        known = manifest.segments(database)
-        old: list[Segment] = []
-        for segment in known[:-1]:
-            if segment.last_day >= before.isoformat():
-                break
-            old.append(segment)
-        manifest.remove(database, old)
-    return old
+    with job.locked():
+        table = Table.open(job.root)
+        removed = 0
+
+        def old() -> tuple[Sequence[TableFile], Sequence[File], dict[Log, Sum]]:
+            nonlocal removed
+            gone = [file for file in table.files() if file.day < before]
+            less: dict[Log, Sum] = {}
+            for found in spread(job.spark, partial(_summed, job.root), [file.path for file in gone]):
+                for log, sums in found.items():
+                    less[log] = less.get(log, Sum()) + sums
+            removed = sum(one.rows for one in less.values())
+            return gone, [], less
+
+        table.replace(old)
+    return removed
 
 
-def sweep(job: Job, *, grace: datetime.timedelta = GRACE) -> list[str]:
-    """Delete files of the archive that the manifest does not name and that are older than ``grace``.
+def _summed(root: Root, path: str) -> dict[Log, Sum]:
+    """Return the rows of a file and the sum of their checksums, by log."""
+    sums: dict[Log, Sum] = {}
+    for batch in files.batches(root.open(), path, ["log", "epoch", CHECKSUM]):
+        for log, rows in files.by_log(batch):
+            sums[log] = sums.get(log, Sum()) + checksums.total(rows[CHECKSUM])
+    return sums
 
-    All other files below the root stay, including those of a run that died before the archive had its first segment.
+
+def vacuum(job: Job, *, keep: datetime.timedelta = KEEP) -> list[str]:
+    """Delete files that the table no longer has, and those of runs that were killed.
 
     Args:
         job: The archive and its queue.
-        grace: The minimum age of a file.
+        keep: Keep files that the table still had so long ago, and younger ones. At least an hour.
 
     Returns:
         The paths of the deleted files.
 
     Raises:
-        PipelineError: Another run holds the lock.
+        PipelineError: Another run holds the lock, or there is no archive.
     """
-    with job.locked() as database:
-        known = manifest.segments(database)
-        folder = job.root.open()
-        named = {folder.full(f"{segment.path}/{file.path}") for segment in known for file in segment.files}
-        before = datetime.datetime.now(datetime.timezone.utc) - grace
-        homes = sorted({segment.path.partition("/")[0] for segment in known})
-        return [path for home in homes for path in _sweep(folder, home, named, before)]
-
-
-def _sweep(folder: Folder, home: str, named: set[str], before: datetime.datetime) -> list[str]:
-    selector = pyarrow.fs.FileSelector(folder.full(home), recursive=True, allow_not_found=True)
-    gone, kept, folders = [], set(named), []
-    for found in folder.filesystem.get_file_info(selector):
-        if found.type == pyarrow.fs.FileType.Directory:
-            folders.append(found.path)
-        elif found.path in named or found.mtime > before:
-            kept.add(found.path)
-        elif files.OURS.fullmatch(found.path[len(folder.path) :].lstrip("/")):
-            folder.filesystem.delete_file(found.path)
-            gone.append(found.path)
-        else:
-            kept.add(found.path)
-    for path in sorted(folders, key=len, reverse=True):
-        if not any(one.startswith(f"{path}/") for one in kept) and any(one.startswith(f"{path}/") for one in gone):
-            folder.filesystem.delete_dir(path)
-    return gone
+    with job.locked():
+        return Table.open(job.root).vacuum(max(keep, LEAST_KEEP))

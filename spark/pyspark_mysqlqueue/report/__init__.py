@@ -12,7 +12,7 @@ from pyspark_mysqlqueue.errors import PipelineError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pyspark_mysqlqueue.archive.files import Root
+    from pyspark_mysqlqueue.archive.root import Root
     from pyspark_mysqlqueue.databases import Place
 
 

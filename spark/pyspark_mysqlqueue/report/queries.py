@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pyspark_mysqlqueue import frames, tables
+from pyspark_mysqlqueue import frames, log_offsets, tables
 from pyspark_mysqlqueue.analytics import deliveries, growth, lag, skew, traffic
 from pyspark_mysqlqueue.analytics.common import ERROR_CHARACTERS
-from pyspark_mysqlqueue.archive import manifest
-from pyspark_mysqlqueue.archive.files import Root
+from pyspark_mysqlqueue.archive.root import Root
+from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.report import words
 from pyspark_mysqlqueue.tables import Collected, Group
@@ -181,7 +181,8 @@ def gather(
         moment = tables.now(database)
         groups = tables.groups(database, topics)
         gone = tables.collected(database, topics)
-        archived = manifest.archived(manifest.segments(database)) if root is not None else 0
+        table = None if root is None else Table.find(root)
+        archived = 0 if table is None else table.archived(log_offsets.identity(database))
     log = frames.everything(spark, place, root, topics=topics, since=since, until=until, columns=COLUMNS)
     # A delivery of a message that was published in the period may end after the period.
     events = tables.events(spark, place, topics=topics, since=since)

@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Sum
 
-from django_mysqlqueue.models import ArchiveSegment, CollectedTopic, QueueMessage
+from django_mysqlqueue.models import CollectedTopic, QueueMessage, Reader
 from example_project.commits.events import REPLAYED, TOPIC
 from example_project.commits.management.commands.demo import positive
 from example_project.commits.models import DailyStatistics, ReplayedStatistics
@@ -36,7 +36,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
         # The demo deletes the log, so the archive of an earlier run no longer matches it.
-        ArchiveSegment.objects.all().delete()
+        Reader.objects.all().delete()
         CollectedTopic.objects.all().delete()
         shutil.rmtree(ARCHIVE, ignore_errors=True)
         limit = ["--events", str(options["events"])] if options["events"] else []
