@@ -13,7 +13,13 @@ from django.utils.translation import gettext_lazy as _
 
 from django_mysqlqueue.db import tables
 from django_mysqlqueue.db.columns import OUTBOX_TEXTS, LogKey, MessageColumns, OutboxKey, QuarantineKey, outbox_checks
-from django_mysqlqueue.db.fields import BytewiseCharField, BytewiseTextField, NowMilliseconds, json_object
+from django_mysqlqueue.db.fields import (
+    BytewiseCharField,
+    BytewiseTextField,
+    FreshId,
+    NowMilliseconds,
+    json_object,
+)
 from django_mysqlqueue.db.sizes import (
     JOB_PATH_LENGTH,
     LATENCY_COLUMNS,
@@ -130,10 +136,13 @@ class Sequencer(QueueModel):
     log_id = BytewiseCharField(
         _("log id"),
         max_length=LOG_ID_LENGTH,
-        db_default="",
-        blank=True,
+        db_default=FreshId(),
         help_text=_("identifies this log, also under another alias of its database"),
     )
+    epoch = models.PositiveIntegerField(
+        _("epoch"), db_default=0, help_text=_("how often an operator has accepted the log after it was restored")
+    )
+    marked_at = models.BigIntegerField(_("marked at"), db_default=NowMilliseconds())
     routes = json_object(_("routes"), _("by topic that moves, the databases from which and to which its messages go"))
 
     class Meta:
@@ -143,6 +152,22 @@ class Sequencer(QueueModel):
 
     def __str__(self) -> str:
         return f"sequencer at {self.last_offset}"
+
+
+class LogMark(QueueModel):
+    """A random number at an offset of the log, so that a reader notices a log that was restored and has grown since."""
+
+    marked_offset = models.BigIntegerField(_("marked offset"), primary_key=True)
+    mark = models.BigIntegerField(_("mark"))
+    marked_at = models.BigIntegerField(_("marked at"), db_default=NowMilliseconds())
+
+    class Meta:
+        db_table = tables.MARKS
+        verbose_name = _("mark of the log")
+        verbose_name_plural = _("marks of the log")
+
+    def __str__(self) -> str:
+        return f"{self.mark} at {self.marked_offset}"
 
 
 class CoalesceKey(QueueModel):
@@ -777,6 +802,7 @@ MODELS = (
     QueueMessage,
     OutboxMessage,
     Sequencer,
+    LogMark,
     ConsumerGroup,
     DeliveryState,
     PartitionLease,

@@ -39,6 +39,7 @@ QUEUE_MODELS = (
     models.SubscriberHeartbeat,
     models.ConsumerGroup,
     models.Sequencer,
+    models.LogMark,
     models.DeliveryEvent,
     models.Operation,
     models.Rollup,

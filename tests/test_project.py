@@ -18,6 +18,7 @@ from django_mysqlqueue.models import (
     CollectedTopic,
     JobResult,
     JobStage,
+    LogMark,
     OutboxMessage,
     QuarantinedMessage,
     QueueMessage,
@@ -110,6 +111,7 @@ def test_migrations_go_back_and_forth(db):
         publish("t", 1, coalesce="c", delay=60)
         pausing.set_paused(USING, GroupRef("g", "t"), actor="test", paused=False)
         CollectedTopic.objects.create(topic="t", collected_offset=1, published_at=1)
+        LogMark.objects.create(marked_offset=1, mark=1)
         publish("far", 1)
         OutboxMessage.objects.filter(topic="far").update(topic=f"far@{USING}")
         sequence()

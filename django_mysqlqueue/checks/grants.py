@@ -90,6 +90,7 @@ ROLES: dict[str, Role] = {
                     models.OutboxMessage: "SIUD",
                     models.QueueMessage: "SIUD",
                     models.Sequencer: "SIU",
+                    models.LogMark: "SIUD",
                     models.ConsumerGroup: "SIU",
                     models.DeliveryState: "SIUD",
                     models.PartitionLease: "SIUD",
@@ -149,7 +150,9 @@ ROLES: dict[str, Role] = {
     "archiver": Role(
         "archive the log with Spark",
         (
-            *_tables({models.QueueMessage: "S", models.Sequencer: "S", models.CollectedTopic: "S"}),
+            *_tables(
+                {models.QueueMessage: "S", models.Sequencer: "S", models.LogMark: "S", models.CollectedTopic: "S"}
+            ),
             *_table(models.Reader, "SID"),
             Grant("SELECT", MIGRATIONS),
         ),

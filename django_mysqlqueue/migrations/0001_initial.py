@@ -1,6 +1,5 @@
 """The queue's tables, and the sequencer's row with the id of the log."""
 
-import uuid
 from typing import Any
 
 from django.db import migrations, models, router
@@ -18,11 +17,11 @@ from django_mysqlqueue.db.fields import (
 
 
 def identify(apps: Any, schema_editor: Any) -> None:
-    """Insert the sequencer's row, with a new id for the log."""
+    """Insert the sequencer's row. The database gives the log an id."""
     alias = schema_editor.connection.alias
     sequencer = apps.get_model("django_mysqlqueue", "Sequencer")
     if router.allow_migrate_model(alias, sequencer):
-        sequencer.objects.using(alias).create(pk=1, log_id=str(uuid.uuid4()))
+        sequencer.objects.using(alias).create(pk=1)
 
 
 def message_columns(longer: int = 0) -> list[tuple[str, Any]]:
@@ -195,11 +194,19 @@ class Migration(migrations.Migration):
                     BytewiseCharField(
                         "log id",
                         max_length=36,
-                        db_default="",
-                        blank=True,
+                        db_default=FreshId(),
                         help_text="identifies this log, also under another alias of its database",
                     ),
                 ),
+                (
+                    "epoch",
+                    models.PositiveIntegerField(
+                        "epoch",
+                        db_default=0,
+                        help_text="how often an operator has accepted the log after it was restored",
+                    ),
+                ),
+                ("marked_at", models.BigIntegerField("marked at", db_default=NowMilliseconds())),
                 (
                     "routes",
                     models.JSONField(
@@ -214,6 +221,19 @@ class Migration(migrations.Migration):
                 "verbose_name": "sequencer",
                 "verbose_name_plural": "sequencer",
                 "db_table": "queue_sequencer",
+            },
+        ),
+        migrations.CreateModel(
+            name="LogMark",
+            fields=[
+                ("marked_offset", models.BigIntegerField("marked offset", primary_key=True, serialize=False)),
+                ("mark", models.BigIntegerField("mark")),
+                ("marked_at", models.BigIntegerField("marked at", db_default=NowMilliseconds())),
+            ],
+            options={
+                "verbose_name": "mark of the log",
+                "verbose_name_plural": "marks of the log",
+                "db_table": "queue_log_marks",
             },
         ),
         migrations.CreateModel(

@@ -96,14 +96,14 @@ def older(session: Session, table: str, column: str, keep_ms: int) -> tuple[str,
     return f"{table} WHERE {column} < {session.dialect.now_ms} - %s", (keep_ms,)
 
 
-def delete_old(session: Session, table: str, column: str, keep_ms: int) -> int:
-    """Delete old rows of a table whose ids are in order of time; return how many.
+def delete_old(session: Session, table: str, column: str, keep_ms: int, *, key: str = "id") -> int:
+    """Delete old rows of a table whose primary key is in order of time; return how many.
 
     The rows are read from the start of the primary key, so no index on the time is needed.
     """
     ids = session.rows(
-        f"SELECT h.id FROM (SELECT id, {column} AS at FROM {table}{session.dialect.force_index('PRIMARY')} "
-        f"WHERE id > 0 ORDER BY id LIMIT %s) h WHERE h.at < {session.dialect.now_ms} - %s",
+        f"SELECT h.k FROM (SELECT {key} AS k, {column} AS at FROM {table}{session.dialect.force_index('PRIMARY')} "
+        f"WHERE {key} > 0 ORDER BY {key} LIMIT %s) h WHERE h.at < {session.dialect.now_ms} - %s",
         (CHUNK, keep_ms),
     )
-    return session.delete(table, "i", sorted(flat(ids)), "s.id = v.i")
+    return session.delete(table, "i", sorted(flat(ids)), f"s.{key} = v.i")

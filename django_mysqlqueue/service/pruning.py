@@ -22,6 +22,7 @@ from django_mysqlqueue.service import (
     leasing,
     retention,
     rollups,
+    sequencing,
     slots,
 )
 from django_mysqlqueue.service.retention import Orphans
@@ -136,6 +137,7 @@ _HOW: dict[str, tuple[Callable[[str], Iterator[int]], Callable[[str], int]]] = {
     "delivery_events": (partial(_until_few, delivery_events.collect), partial(_count, delivery_events.outdated)),
     "rollups": (partial(_until_few, rollups.collect), partial(_count, rollups.outdated)),
     "operations": (partial(_until_few, audit.collect), partial(_count, audit.outdated)),
+    "log_marks": (partial(_until_few, sequencing.collect_marks), partial(_count, sequencing.outdated_marks)),
     "job_results": (partial(_until_few, job_results.collect), partial(_count, job_results.outdated)),
 }
 """How rows of a kind are deleted, and counted. The results of jobs take the stages of their chains with them."""
@@ -154,6 +156,7 @@ KINDS = {
     "delivery_events": "delivery event",
     "rollups": "rollup",
     "operations": "audit log row",
+    "log_marks": "log mark",
     "job_results": "job result",
 }
 """The kinds of rows that ``prune`` deletes, each with its noun."""

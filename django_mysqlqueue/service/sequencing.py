@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from secrets import randbits
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from django.db import Error
 
 from django_mysqlqueue.db.columns import COPIED_COLUMNS
-from django_mysqlqueue.db.tables import LOG, OUTBOX, SEQUENCER, SEQUENCER_ID
+from django_mysqlqueue.db.tables import LOG, MARKS, OUTBOX, SEQUENCER, SEQUENCER_ID
 from django_mysqlqueue.names.rules import RELAY_MARK
-from django_mysqlqueue.service import coalescing, debouncing, quarantine
+from django_mysqlqueue.service import coalescing, debouncing, delivery_events, quarantine
 from django_mysqlqueue.sql.session import Answer, Session, run
 
 logger = logging.getLogger("django_mysqlqueue.service")
@@ -37,6 +37,10 @@ AT_ONCE = ("deliver_at = 0 AND priority > 0", "deliver_at = 0 AND priority = 0",
 """Messages without a delay, as ranges of the index."""
 LOCKED_PAGES = 10
 """Maximum number of pages of due rows that a pass reads if other transactions have locked rows of them."""
+MARK_MS = 60_000
+"""Milliseconds between marks of the log, at least."""
+KEEP_MARKS_MS = 30 * 86_400_000
+"""Milliseconds for which marks are kept: at most 43,200 rows. An older position cannot be compared with the log."""
 
 
 class Sequenced(NamedTuple):
@@ -130,11 +134,40 @@ def _sequence(session: Session, max_rows: int, max_bytes: int, *, isolates: bool
     if due.has_keys:
         coalescing.follow(session, mutex.last_offset)
     end = f"{session.dialect.greatest}({SEQUENCER}.last_offset, (SELECT COALESCE(MAX({LOG}.`offset`), 0) FROM {LOG}))"
+    now = session.dialect.now_ms
+    marked = f", marked_at = {now}" if mutex.is_mark_due else ""
     session.later(
-        f"UPDATE {SEQUENCER} SET last_offset = {end}, sequenced_at = {session.dialect.now_ms} WHERE id = %s",
-        (SEQUENCER_ID,),
+        f"UPDATE {SEQUENCER} SET last_offset = {end}, sequenced_at = {now}{marked} WHERE id = %s", (SEQUENCER_ID,)
     )
+    if mutex.is_mark_due:
+        _mark(session)
     return Sequenced(len(ids), more, replaced=replaced, quarantined=quarantined)
+
+
+def _mark(session: Session) -> None:
+    """Note a random number at the end of the log. A log that is restored, and grows again, has other ones."""
+    session.later(
+        f"INSERT INTO {MARKS} (marked_offset, mark, marked_at) "
+        f"SELECT last_offset, %s, marked_at FROM {SEQUENCER} WHERE id = %s"
+        + session.dialect.on_conflict_keep(MARKS, ("marked_offset",)),
+        (randbits(63), SEQUENCER_ID),
+    )
+
+
+def outdated_marks(session: Session) -> tuple[str, tuple[object, ...]]:
+    """Return the FROM and WHERE of the marks that are older than ``KEEP_MARKS_MS``."""
+    return delivery_events.older(session, MARKS, "marked_at", KEEP_MARKS_MS)
+
+
+def collect_marks(using: str) -> int:
+    """Delete some of the marks that are older than ``KEEP_MARKS_MS``, from the start of the log; return how many.
+
+    So those that are left have no gap: a later offset without its mark is one of another log.
+    """
+    return run(
+        using,
+        lambda session: delivery_events.delete_old(session, MARKS, "marked_at", KEEP_MARKS_MS, key="marked_offset"),
+    )
 
 
 class Mutex(NamedTuple):
@@ -143,6 +176,8 @@ class Mutex(NamedTuple):
     last_offset: int = 0
     routes: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     """The routes of topics, see ``routing``."""
+    is_mark_due: bool = False
+    """Whether the last mark of the log is older than ``MARK_MS``, or later than the present time."""
 
 
 def take_mutex(session: Session) -> Mutex | None:
@@ -151,33 +186,37 @@ def take_mutex(session: Session) -> Mutex | None:
 
 
 def _ask_mutex(session: Session) -> Answer:
-    locking = session.dialect.skip_locked
-    return session.ask(f"SELECT last_offset, routes FROM {SEQUENCER} WHERE id = %s{locking}", (SEQUENCER_ID,))
+    now = session.dialect.now_ms
+    return session.ask(
+        f"SELECT last_offset, routes, marked_at NOT BETWEEN {now} - %s AND {now} FROM {SEQUENCER} "
+        f"WHERE id = %s{session.dialect.skip_locked}",
+        (MARK_MS, SEQUENCER_ID),
+    )
 
 
 def _taken(session: Session, answer: Answer) -> Mutex | None:
-    for last_offset, routes in answer():
-        return Mutex(last_offset, json.loads(routes))
+    for last_offset, routes, is_mark_due in answer():
+        return Mutex(last_offset, json.loads(routes), bool(is_mark_due))
     # With SKIP LOCKED, a missing row and a locked one look the same. A plain read tells them apart.
     if session.rows(f"SELECT id FROM {SEQUENCER} WHERE id = %s", (SEQUENCER_ID,)):
         return None
     session.execute(
-        f"INSERT INTO {SEQUENCER} (id, log_id) VALUES (%s, %s){session.dialect.on_conflict_keep(SEQUENCER, ('id',))}",
-        (SEQUENCER_ID, str(uuid.uuid4())),
+        f"INSERT INTO {SEQUENCER} (id) VALUES (%s){session.dialect.on_conflict_keep(SEQUENCER, ('id',))}",
+        (SEQUENCER_ID,),
     )
     return Mutex()
 
 
 def log_id(session: Session) -> str:
-    """Return the id of a log, which no other log has; empty if it has none, as in a flushed database."""
+    """Return the id of a log, which no other log has; empty if the sequencer's row is missing, as after a flush."""
     row = session.row(f"SELECT log_id FROM {SEQUENCER} WHERE id = %s", (SEQUENCER_ID,))
     return "" if row is None else str(row[0])
 
 
 def identify(using: str) -> str:
-    """Return the id of a log, and give it one if it has none.
+    """Return the id of a log, and insert the sequencer's row if it is missing.
 
-    Its row is missing in a flushed database, and where only the migrations' SQL was run (``sqlmigrate``).
+    It is in a flushed database, and where only the migrations' SQL was run (``sqlmigrate``).
     """
 
     def insert(session: Session) -> str:

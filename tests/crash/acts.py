@@ -12,6 +12,7 @@ from django_mysqlqueue.models import (
     ConsumerOffset,
     DeliveryEvent,
     DeliveryState,
+    LogMark,
     Operation,
     OutboxMessage,
     PartitionLease,
@@ -52,6 +53,7 @@ from tests.support.internals import (
     rollups,
     run,
     samples,
+    sequencing,
 )
 
 ME = "ada"
@@ -137,6 +139,7 @@ def counted() -> None:
             consumer_group="g", topic=TOPIC, partition_key="a", message_offset=1, outcome="failed", settled_at=1
         )
         Operation.objects.create(action="pause", started_at=1, ended_at=1)
+        LogMark.objects.create(marked_offset=1, mark=1, marked_at=1)
         Rollup.objects.create(grain=60, bucket_at=60_000, consumer_group="g", topic=TOPIC, acked=1)
 
 
@@ -333,6 +336,7 @@ def _() -> None:
     delivery_events.collect(ALIAS)
     rollups.collect(ALIAS)
     audit.collect(ALIAS)
+    sequencing.collect_marks(ALIAS)
 
 
 @act("prune", counted, audited=False)

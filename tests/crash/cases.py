@@ -14,10 +14,12 @@ from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.models import (
     ConsumerGroup,
     DeliveryState,
+    LogMark,
     OutboxMessage,
     PartitionLease,
     QuarantinedMessage,
     RelayWatermark,
+    Sequencer,
     Slots,
     SubscriberHeartbeat,
 )
@@ -227,6 +229,24 @@ def _(world: World) -> None:
 
 
 @case("sequence", scheduled)
+def _(world: World) -> None:
+    sequencing.sequence(ALIAS)
+
+
+def mark_due() -> World:
+    """The last mark of the log is old."""
+    world = scheduled()
+    Sequencer.objects.update(marked_at=0)
+    return world
+
+
+def has_a_mark(world: World, picture: Picture) -> None:
+    """It is in the transaction that appends."""
+    names = {one.id for one in picture.rows.log.values()}
+    assert LogMark.objects.count() == ("a5" in names)
+
+
+@case("sequence and mark the log", mark_due, check=has_a_mark)
 def _(world: World) -> None:
     sequencing.sequence(ALIAS)
 

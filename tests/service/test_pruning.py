@@ -20,6 +20,7 @@ from django_mysqlqueue.models import (
     DeliveryState,
     JobResult,
     JobStage,
+    LogMark,
     Operation,
     OutboxMessage,
     PartitionLease,
@@ -54,6 +55,7 @@ PRUNED = {
     "rollups": (Rollup,),
     "operations": (Operation,),
     "job_results": (JobResult, JobStage),
+    "log_marks": (LogMark,),
 }
 DO_NOT_GROW = {
     OutboxMessage: "the sequencer empties it; scheduled messages are in it until they are due",
@@ -128,6 +130,8 @@ def outdated(db, settings):
             Rollup.objects.create(**ref, grain=grain, bucket_at=at)
     Operation.objects.bulk_create(Operation(action="pause", started_at=OLD) for _ in range(MANY))
     Operation.objects.create(action="pause")
+    LogMark.objects.bulk_create(LogMark(marked_offset=number + 1, mark=1, marked_at=OLD) for number in range(MANY))
+    LogMark.objects.create(marked_offset=MANY + 1, mark=1)
     for stage in ("old", "new"):
         JobStage.objects.create(id=stage, remaining=0, kept=2, size=2)
     for name, status, stage in (("a", "SUCCESSFUL", "old"), ("b", "FAILED", "old"), ("c", "SUCCESSFUL", "new")):
@@ -146,6 +150,7 @@ def outdated(db, settings):
         "rollups": 4,
         "operations": MANY,
         "job_results": 3,
+        "log_marks": MANY,
     }
 
 
@@ -166,6 +171,7 @@ def left():
     assert Rollup.objects.filter(consumer_group="g", bucket_at__gt=3_600_000).count() == 2
     assert Rollup.objects.filter(consumer_group="g").count() == 2
     assert Operation.objects.filter(started_at__gt=OLD).count() == Operation.objects.count() == 1
+    assert LogMark.objects.get().marked_offset == MANY + 1
     assert set(JobResult.objects.values_list("id", flat=True)) == {"d", "e"}
     assert set(JobStage.objects.values_list("id", "kept")) == {("new", 1)}
 
@@ -192,7 +198,7 @@ def test_a_dry_run_counts_what_the_run_deletes(outdated):
     assert {kind: planned[kind] for kind in pruning.KINDS} == expected
     assert run("queuegc", "--dry-run") == (
         "Would delete 7 messages, 1,101 old heartbeats, 2 leases, 1 coalesce key, 1 debounced message row, "
-        "2 slots, 1,100 delivery events, 4 rollups, 1,100 audit log rows and 3 job results.\n"
+        "2 slots, 1,100 delivery events, 4 rollups, 1,100 audit log rows, 1,100 log marks and 3 job results.\n"
     )
 
 

@@ -10,10 +10,10 @@ import pytest
 from django.db import connections, transaction
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import ConsumerOffset, OutboxMessage, QueueMessage
+from django_mysqlqueue.models import ConsumerOffset, LogMark, OutboxMessage, QueueMessage, Sequencer
 from tests.support.handlers import Recorder
 from tests.support.harness import USING, Sub, handler, in_thread, lag, sequence
-from tests.support.internals import sequencing
+from tests.support.internals import Session, sequencing
 
 
 @pytest.mark.promise("Delivery", "Order")
@@ -130,11 +130,61 @@ def test_few_messages_of_another_kind_leave_their_share_to_the_others(db, clock,
 
 
 def test_a_flushed_database_gets_its_mutex_back(db):
-    from django_mysqlqueue.models import Sequencer
-
     publish("t", 1)
     sequence()
     Sequencer.objects.all().delete()
     publish("t", 2)
     sequence()
     assert QueueMessage.objects.count() == 2
+
+
+def marks():
+    return list(LogMark.objects.order_by("marked_offset").values_list("marked_offset", "mark"))
+
+
+def published(*payloads):
+    publish_many("t", payloads)
+    sequence()
+    return QueueMessage.objects.latest("offset").offset
+
+
+def test_a_mark_is_noted_at_the_end_of_the_log_at_most_once_a_minute(db, clock):
+    published(1)
+    assert marks() == []
+    clock.stop()
+    Sequencer.objects.update(marked_at=Session(USING).now())
+    clock.advance(60)
+    published(2)
+    assert marks() == [], "a minute is not over before its end"
+    clock.advance(0.001)
+    ends = [published(3, 4)]
+    published(5)
+    assert [offset for offset, _ in marks()] == ends
+    clock.advance(90)
+    sequence()
+    assert [offset for offset, _ in marks()] == ends, "nothing has entered the log"
+    ends.append(published(6))
+    assert [offset for offset, _ in marks()] == ends
+    assert len({mark for _, mark in marks()}) == 2
+
+
+def test_a_step_of_the_clock_delays_no_mark(db, clock):
+    published(1)
+    clock.step(7200)
+    ends = [published(2)]
+    clock.step(-3600)
+    ends.append(published(3))
+    assert [offset for offset, _ in marks()] == ends
+
+
+def test_a_mark_stays_if_only_duplicates_come(db, clock):
+    sequence()
+    clock.advance(61)
+    publish("t", 1, key="k", id="a")
+    sequence()
+    noted = marks()
+    assert noted
+    publish("t", 1, key="k", id="a")
+    clock.advance(61)
+    sequence()
+    assert marks() == noted

@@ -123,6 +123,23 @@ def test_scheduled_messages_cost_a_pass_one_statement_and_only_where_some_are_du
     assert len([sql for sql in found if "s.deliver_at" in sql]) == 1
 
 
+def test_a_mark_costs_a_pass_one_statement_and_only_if_it_is_due(db, clock):
+    publish("t", 1)
+    sequence()
+
+    def cost():
+        publish("t", 1)
+        return statements(lambda: sequencing.sequence(USING))
+
+    usual = cost()
+    assert not [sql for sql in usual if "queue_log_marks" in sql]
+    clock.advance(61)
+    found = cost()
+    assert len([sql for sql in found if "queue_log_marks" in sql]) == 1
+    assert len(found) <= len(usual) + 1
+    assert len(cost()) == len(usual)
+
+
 def plans(sql):
     """The plan's rows as the server tells them: (table, access type, key, extra)."""
     with connection.cursor() as cursor:

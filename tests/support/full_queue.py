@@ -11,6 +11,7 @@ from django_mysqlqueue import Message, operations, publish, publish_many
 from django_mysqlqueue.models import (
     CoalesceKey,
     CollectedTopic,
+    LogMark,
     PartitionLease,
     Reader,
     RelayPosition,
@@ -94,6 +95,7 @@ def fill() -> None:
     operations.pause_recurring("paused", actor="test")
     Schedule.objects.filter(name="gone").update(seen_at=0)
     CollectedTopic.objects.create(topic="old", collected_offset=1, published_at=1)
+    LogMark.objects.create(marked_offset=1, mark=1)
     RelayPosition.objects.create(source_log="0" * 32, target="queue", source=USING, relayed_offset=1)
     RelayWatermark.objects.create(target="elsewhere", relayed_offset=10**9, read_offset=10**9)
     for number in (1, 2, 3):

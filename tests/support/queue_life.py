@@ -722,7 +722,7 @@ def _operate(ref: GroupRef) -> None:
     _look(session, ref, places)
     _look_at_operations(session, ref)
     with as_role("subscriber"):
-        for collect in (delivery_events.collect, rollups.collect, audit.collect):
+        for collect in (delivery_events.collect, rollups.collect, audit.collect, sequencing.collect_marks):
             collect(USING)
 
 

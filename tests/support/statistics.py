@@ -34,6 +34,7 @@ MANY = {
     "queue_subscriber_heartbeats": 1000,
     "queue_consumer_groups": 200,
     "queue_sequencer": 1,
+    "queue_log_marks": 43_200,
     "queue_delivery_events": 1_000_000,
     "queue_operations": 10_000,
     "queue_rollups": 1_000_000,

@@ -10,6 +10,7 @@ COLLECTED = "queue_collected"
 SEQUENCER = "queue_sequencer"
 SEQUENCER_ID = 1
 """The id of the sequencer's only row."""
+MARKS = "queue_log_marks"
 RELAY_POSITIONS = "queue_relay_positions"
 RELAY_WATERMARKS = "queue_relay_watermarks"
 
