@@ -12,6 +12,7 @@ from django_mysqlqueue import publish
 from django_mysqlqueue.exceptions import CommitOutcomeUnknown
 from django_mysqlqueue.models import QueueMessage, RelayPosition, RelayWatermark, Sequencer
 from tests.support import garbage
+from tests.support.backups import LOG, Backup
 from tests.support.internals import (
     LogPlace,
     NotInserted,
@@ -19,7 +20,6 @@ from tests.support.internals import (
     Relayed,
     Session,
     Watermark,
-    is_server,
     relay,
     relaying,
     sequence,
@@ -27,46 +27,11 @@ from tests.support.internals import (
 )
 
 SOURCE, TARGET = "default", "queue"
-LOG = QueueMessage._meta.db_table
-TABLES = (LOG, "queue_outbox", "queue_sequencer", "queue_relay_watermarks", "queue_relay_positions", "queue_collected")
 
 
 @pytest.fixture(autouse=True)
 def _topics(queue_db, settings):
     settings.MYSQLQUEUE = {"RETENTION": 0, "ORPHAN_RETENTION": 0, "TOPICS": {"orders": {"DATABASE": TARGET}}}
-
-
-class Backup:
-    """A copy of a database's tables of the queue."""
-
-    def __init__(self, alias):
-        self.alias = alias
-        with connections[alias].cursor() as cursor:
-            self.rows = {table: self._read(cursor, table) for table in TABLES}
-
-    @staticmethod
-    def _read(cursor, table):
-        cursor.execute(f"SELECT * FROM {table} WHERE 1 = 0")
-        generated = ("size", "priority")
-        names = [f"`{name}`" for name, *_ in cursor.description if name not in generated]
-        cursor.execute(f"SELECT {', '.join(names)} FROM {table}")
-        return names, cursor.fetchall()
-
-    def restore(self, *tables):
-        """Put it back. As after a failover, offsets are assigned again from the end of the log on."""
-        connection = connections[self.alias]
-        with connection.cursor() as cursor:
-            for table in tables or TABLES:
-                names, rows = self.rows[table]
-                cursor.execute(f"DELETE FROM {table}")
-                insert = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(['%s'] * len(names))})"
-                for row in rows:
-                    cursor.execute(insert, row)
-            end = Sequencer.objects.using(self.alias).values_list("last_offset", flat=True).first() or 0
-            if is_server(connection):
-                cursor.execute(f"ALTER TABLE {LOG} AUTO_INCREMENT = {end + 1}")
-            else:
-                cursor.execute(f"UPDATE sqlite_sequence SET seq = {end} WHERE name = '{LOG}'")
 
 
 class Lost(OperationalError):
