@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
@@ -14,7 +14,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from pyspark_mysqlqueue import log_offsets, reading
+from pyspark_mysqlqueue import log_marks, log_offsets, reading
+from pyspark_mysqlqueue.databases import Database
+from pyspark_mysqlqueue.log_marks import Position
 from pyspark_mysqlqueue.options import SourceOptions
 from pyspark_mysqlqueue.reading import Query, Span
 from pyspark_mysqlqueue.sink import Sink, Written
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the log as a stream. The offset ``{"offset": n}`` means that all messages up to n have been read.
+    """Reads the log as a stream. An offset is a ``Position``: all messages up to there have been read.
 
     The offset of a stream that began at ``earliest`` also contains ``collected``: the highest offset that GC had
     removed by then, until the stream has passed it. Messages that are left below it are read without a check.
@@ -36,7 +38,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.query = Query(columns, options.wanted)
         self.target: int | None = None
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a new stream begins.
 
         Raises:
@@ -44,7 +46,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             PipelineError: The stream has an ``endOffset``, or its start is beyond the end of the log.
         """
         with self.options.place.connect() as database:
-            return log_offsets.initial(database, self.options)
+            return log_marks.stored(database, log_offsets.initial(database, self.options))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch: ``maxRowsPerBatch``, else all available messages."""
@@ -56,47 +58,54 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with self.options.place.connect() as database:
             self.target = log_offsets.highest(database)
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch.
 
         Raises:
-            PipelineError: ``start`` is beyond the end of the log.
+            DataLossError: ``start`` is not an offset of this log.
         """
-        above = start["offset"]
         with self.options.place.connect() as database:
             last = log_offsets.highest(database)
-            if last < above:
-                raise log_offsets.log_is_behind(above, last)
+            stored = Position.of(start)
+            position = self._checked(database, stored)
+            above = position.offset
             if self.target is not None:
                 last = min(last, self.target)
             if isinstance(limit, ReadMaxRows):
                 last = log_offsets.after_rows(database, above, limit.max_rows, last)
-        return dict(start) if last <= above else log_offsets.moved(start, last)
+            if position != stored:
+                return log_marks.stored(database, {"offset": max(last, above)})
+            return dict(start) if last <= above else log_marks.stored(database, log_offsets.moved(start, last))
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the end of the log."""
         with self.options.place.connect() as database:
             return {"offset": log_offsets.highest(database)}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the spans of a micro-batch.
 
         Raises:
-            DataLossError: GC has removed messages of the micro-batch.
+            DataLossError: GC has removed messages of the micro-batch, or it is not one of this log.
         """
         span = Span(start["offset"], end["offset"])
         if len(span) == 0:
             return []
         watch = start.get("collected", 0) if self.options.fail_on_data_loss else None
         with self.options.place.connect() as database:
+            # Spark runs a micro-batch again that was not committed, perhaps on another database.
+            self._checked(database, Position.of(end))
             reading.check_complete(database, replace(self.query, watch_above=watch), span.above)
         return planned(span, self.options, self.query, watch)
+
+    def _checked(self, database: Database, position: Position) -> Position:
+        return log_marks.checked(database, position, fail_on_data_loss=self.options.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a span."""
         return read(self.options, self.query, partition)
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark stores the offsets, and the queue does not keep track of streams."""
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 
 from django_mysqlqueue import publish_many
 from django_mysqlqueue.models import LogMark, QueueMessage, Sequencer
 from pyspark_mysqlqueue import log_marks
+from pyspark_mysqlqueue.errors import DataLossError
 from tests.support.backups import Backup
 from tests.support.harness import USING, sequence
 from tests.support.internals import identify
@@ -100,7 +104,7 @@ def test_an_epoch_that_an_operator_has_raised(place, end):
     reader = here(place, end)
     Sequencer.objects.update(epoch=1)
     assert relation(place, reader) == "went back"
-    assert here(place, end).name == f"{reader.log}, epoch 1"
+    assert here(place, end).name == f"{reader.log} (epoch 1)"
 
 
 def test_another_log(place, end):
@@ -125,3 +129,33 @@ def test_a_log_without_a_row(place):
     assert relation(place, log_marks.Position(1, "a log")) == "another"
     grow()
     assert relation(place, log_marks.Position(0)) == "unknown"
+
+
+def test_a_position_survives_json(place, end):
+    reader = here(place, end)
+    with place.connect() as database:
+        offset = log_marks.stored(database, {"offset": end, "collected": 7})
+    assert offset["collected"] == 7
+    assert log_marks.Position.of(json.loads(json.dumps(offset))) == reader
+
+
+def checked(place, position, **options):
+    with place.connect() as database:
+        return log_marks.checked(database, position, **options)
+
+
+def test_who_accepts_data_loss_is_told_what_is_skipped(place, end, caplog):
+    reader = here(place, end)
+    assert checked(place, reader, fail_on_data_loss=False) == reader
+    assert caplog.messages == []
+    Sequencer.objects.update(log_id="another")
+    assert checked(place, reader, fail_on_data_loss=False) == here(place, end)
+    (message,) = caplog.messages
+    assert message == (
+        f"this database has the log another, up to offset {end}, but the reader is at offset {end} of the log "
+        f"{reader.log}; it continues after offset {end}, and skips what this log has up to there"
+    )
+    far = dataclasses.replace(reader, offset=end + 5)
+    assert checked(place, far, fail_on_data_loss=False) == here(place, end)
+    with pytest.raises(DataLossError, match="set failOnDataLoss to false"):
+        checked(place, far, fail_on_data_loss=True)

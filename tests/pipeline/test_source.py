@@ -6,24 +6,27 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import CollectedTopic, QueueMessage
-from pyspark_mysqlqueue import log_offsets, log_schema
+from django_mysqlqueue.models import CollectedTopic, QueueMessage, Sequencer
+from pyspark_mysqlqueue import log_marks, log_offsets, log_schema
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.frames import publisher_key
+from pyspark_mysqlqueue.log_marks import Position
 from tests.support import garbage
+from tests.support.backups import Backup, continue_after
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
-from tests.support.internals import lane, lane_of, messages
+from tests.support.internals import identify, lane, lane_of, messages, sequencing
 from tests.support.spark_log import HOSTILE, LANES, collected, expected
 
 UTC = datetime.UTC
@@ -301,7 +304,7 @@ def batches_of(frame: Any, tmp_path: Any, **options: Any) -> list[list[tuple[Any
 
 
 @pytest.mark.any_engine
-def test_a_stream_goes_on_where_it_was(spark, tmp_path):
+def test_a_stream_goes_on_where_it_was(spark, place, tmp_path):
     publish_many("t", range(5))
     sequence()
     first = batches_of(stream(spark), tmp_path)
@@ -311,7 +314,9 @@ def test_a_stream_goes_on_where_it_was(spark, tmp_path):
     assert [row for batch in first + second for row in batch] == expected()
     assert batches_of(stream(spark), tmp_path) == []
     last = json.loads(sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))[-1].read_text().splitlines()[-1])
-    assert last == {"offset": QueueMessage.objects.order_by("-offset")[0].offset}
+    with place.connect() as database:
+        assert Position.of(last) == log_marks.position(database, QueueMessage.objects.latest("offset").offset)
+    assert last["log"] == identify(USING)
 
 
 @pytest.mark.any_engine
@@ -337,9 +342,7 @@ def test_a_batch_run_again_is_the_same(spark, tmp_path):
     publish_many("t", (Message({"n": n}, key=f"k{n}") for n in range(20)))
     sequence()
     first = batches_of(stream(spark, maxRowsPerBatch=8), tmp_path)
-    newest = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))[-1]
-    newest.unlink()
-    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    uncommit(tmp_path)
     publish_many("t", range(100))
     sequence()
     again = batches_of(stream(spark, maxRowsPerBatch=8), tmp_path)
@@ -389,17 +392,93 @@ def test_a_stream_from_earliest_reads_leftovers_below_what_gc_removed(spark, tmp
         batches_of(stream(spark), tmp_path)
 
 
-@pytest.mark.any_engine
-def test_an_older_state_of_the_database_is_noticed(spark, tmp_path):
+def options_of(alias: str, folder: Path) -> dict[str, str]:
+    """Options by which a stream reads a database of the tests."""
+    database = connections[alias].settings_dict
+    if connection.vendor == "sqlite":
+        return {"sqliteFile": str(database["NAME"])}
+    names = {"HOST": "host", "PORT": "port", "USER": "user", "PASSWORD": "password", "NAME": "database"}
+    lines = [f"{option} = {database[name]}" for name, option in names.items() if database[name]]
+    lines += [f"socket = {database['OPTIONS']['unix_socket']}"] if "unix_socket" in database["OPTIONS"] else []
+    file = folder / f"{alias}.cnf"
+    file.write_text("\n".join(["[client]", *lines]))
+    return {"defaultsFile": str(file)}
+
+
+@pytest.mark.promise("Archive")
+def test_a_checkpoint_of_another_database_is_refused(spark, queue_db, tmp_path):
+    """Even if the other log is longer. Otherwise the stream would skip what it has up to the offset."""
+    here, there = (options_of(alias, tmp_path) for alias in (USING, "queue"))
+    publish_many("t", range(3))
+    sequence()
+    assert sum(map(len, batches_of(stream(spark, **here), tmp_path))) == 3
+    end = QueueMessage.objects.latest("offset").offset
+    publish("t", 0, using="queue")
+    sequencing.sequence("queue")
+    QueueMessage.objects.using("queue").all().delete()
+    continue_after("queue", end - 3)
+    publish_many("t", range(10), using="queue")
+    sequencing.sequence("queue")
+    with pytest.raises(PySparkException) as error:
+        batches_of(stream(spark, **there), tmp_path)
+    for alias, offset in ((USING, end), ("queue", end + 7)):
+        assert f"offset {offset}" in str(error.value)
+        assert identify(alias) in str(error.value)
+    assert "set failOnDataLoss to false to continue after offset" in str(error.value)
+    careless = stream(spark, failOnDataLoss="false", **there)
+    assert sum(map(len, batches_of(careless, tmp_path))) == 7
+    publish("t", "later", using="queue")
+    sequencing.sequence("queue")
+    assert sum(map(len, batches_of(stream(spark, **there), tmp_path))) == 1, "the checkpoint is one of this log now"
+
+
+@pytest.mark.promise("Archive")
+def test_a_log_that_went_back_and_has_grown_past_a_stream_is_noticed(spark, tmp_path):
+    marked(range(3))
+    backup = Backup(USING)
+    marked(range(3))
+    batches_of(stream(spark), tmp_path)
+    backup.restore()
+    marked(range(10))
+    with pytest.raises(PySparkException, match="and the log was restored to an earlier state since; connect to"):
+        batches_of(stream(spark), tmp_path)
+    assert sum(map(len, batches_of(stream(spark, failOnDataLoss="false"), tmp_path))) == 7
+
+
+def test_a_micro_batch_that_runs_again_on_another_log_is_refused(spark, tmp_path):
     publish_many("t", range(3))
     sequence()
     batches_of(stream(spark), tmp_path)
-    from django_mysqlqueue.models import Sequencer
-
-    QueueMessage.objects.all().delete()
-    Sequencer.objects.all().delete()
-    with pytest.raises(PySparkException, match="beyond the log's end"):
+    uncommit(tmp_path)
+    Sequencer.objects.update(log_id="another")
+    with pytest.raises(PySparkException, match="this database has the log another, up to offset"):
         batches_of(stream(spark), tmp_path)
+
+
+@pytest.mark.any_engine
+def test_a_log_that_ends_before_a_stream_is_noticed(spark, tmp_path):
+    publish_many("t", range(3))
+    sequence()
+    batches_of(stream(spark), tmp_path)
+    QueueMessage.objects.all().delete()
+    Sequencer.objects.update(last_offset=1)
+    with pytest.raises(PySparkException, match="up to offset 1, but the reader is at offset"):
+        batches_of(stream(spark), tmp_path)
+
+
+def marked(payloads: Any) -> None:
+    """Publishes messages, and marks the log at their end."""
+    identify(USING)
+    publish_many("t", payloads)
+    Sequencer.objects.update(marked_at=0)
+    sequence()
+
+
+def uncommit(tmp_path: Any) -> None:
+    """As if the query had died between the offsets and the commit of the last micro-batch."""
+    newest = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))[-1]
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
 
 
 @pytest.fixture

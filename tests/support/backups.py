@@ -43,7 +43,13 @@ class Backup:
                 for row in rows:
                     cursor.execute(insert, row)
             end = Sequencer.objects.using(self.alias).values_list("last_offset", flat=True).first() or 0
-            if is_server(connection):
-                cursor.execute(f"ALTER TABLE {LOG} AUTO_INCREMENT = {end + 1}")
-            else:
-                cursor.execute(f"UPDATE sqlite_sequence SET seq = {end} WHERE name = '{LOG}'")
+        continue_after(self.alias, end)
+
+
+def continue_after(alias: str, offset: int) -> None:
+    """Let the next message that enters a log have the next offset."""
+    with connections[alias].cursor() as cursor:
+        if is_server(connections[alias]):
+            cursor.execute(f"ALTER TABLE {LOG} AUTO_INCREMENT = {offset + 1}")
+        else:
+            cursor.execute(f"UPDATE sqlite_sequence SET seq = {offset} WHERE name = '{LOG}'")
