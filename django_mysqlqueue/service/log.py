@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from django_mysqlqueue.db.log_queries import all_topics as all_topics
+from django_mysqlqueue.db.log_queries import distinct as distinct
 from django_mysqlqueue.db.log_queries import end_of_log as end_of_log
 from django_mysqlqueue.db.log_queries import first_since as first_since
 from django_mysqlqueue.db.tables import LOG, OUTBOX, QUARANTINE
@@ -52,27 +54,6 @@ def publisher_keys(session: Session, partitions: Mapping[int, str]) -> dict[int,
     hashed = [offset for offset, key in partitions.items() if lane_of(key).partition.startswith(PARTITION_PREFIX)]
     stored = dict(at_offsets(session, "m.`offset`, m.publisher_key", hashed))
     return {offset: messages.publisher_key(key, stored.get(offset)) for offset, key in partitions.items()}
-
-
-def all_topics(session: Session, table: str = LOG, index: str = "queue_messages_partition") -> list[str]:
-    """Return all topics that have messages in the log or another table."""
-    return distinct(session, table, index, "topic")
-
-
-def distinct(session: Session, table: str, index: str, column: str, *, most: int | None = None) -> list[str]:
-    """Return the values of the first column of an index, in order, by one query along the index for each."""
-    found: list[str] = []
-    while most is None or len(found) < most:
-        comparison, last = (">", found[-1]) if found else (">=", "")
-        row = session.row(
-            f"SELECT {column} FROM {table}{session.dialect.force_index(index)} "
-            f"WHERE {column} {comparison} %s ORDER BY {column} LIMIT 1",
-            (last,),
-        )
-        if row is None:
-            break
-        found.append(row[0])
-    return found
 
 
 def used(session: Session) -> list[str]:

@@ -72,6 +72,30 @@ def first_since(reader: Reader, moment: int) -> int:
     return low if newer else end + 1
 
 
+# -- what is there ---------------------------------------------------------------
+
+
+def all_topics(reader: Reader, table: str = LOG, index: str = BY_PARTITION) -> list[str]:
+    """Return all topics that have messages in the log or another table."""
+    return distinct(reader, table, index, "topic")
+
+
+def distinct(reader: Reader, table: str, index: str, column: str, *, most: int | None = None) -> list[str]:
+    """Return the values of the first column of an index, in order, by one query along the index for each."""
+    found: list[str] = []
+    while most is None or len(found) < most:
+        comparison, last = (">", found[-1]) if found else (">=", "")
+        rows = reader.rows(
+            f"SELECT {column} FROM {table}{reader.force_index(index)} "
+            f"WHERE {column} {comparison} %s ORDER BY {column} LIMIT 1",
+            (last,),
+        )
+        if not rows:
+            break
+        found.append(rows[0][0])
+    return found
+
+
 # -- lag ---------------------------------------------------------------------------
 #
 # The lag of a group is the number of messages that it has claimed and not settled, plus those that it has not claimed.
