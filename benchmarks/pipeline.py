@@ -138,7 +138,8 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
         low, high, rows = cursor.fetchone()
 
     def ours() -> Any:
-        return spark.read.format("mysqlqueue").option("numPartitions", str(options.partitions)).load()
+        given = {"subscribePattern": ".*", "minPartitions": str(options.partitions)}
+        return spark.read.format("mysqlqueue").options(**given).load()
 
     def jdbc() -> Any:
         # With mariadb: instead of mysql:, Spark would quote the column `offset` as a string.

@@ -75,7 +75,7 @@ def _measure(options: argparse.Namespace, server: int, path: Path) -> list[dict[
     job = Job(spark, place, Root(str(path)))
 
     def read() -> None:
-        spark.read.format("mysqlqueue").load().write.format("noop").mode("overwrite").save()
+        frames.log(spark, place).write.format("noop").mode("overwrite").save()
 
     def count() -> None:
         frames.everything(spark, place, job.root, columns=("topic",)).groupBy("topic").count().collect()

@@ -12,6 +12,7 @@ from pyspark_mysqlqueue import log_offsets
 from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.errors import DataLossError, PipelineError
 from pyspark_mysqlqueue.log_schema import BY_NAME, ddl
+from pyspark_mysqlqueue.options import EVERY_TOPIC
 from pyspark_mysqlqueue.session import PUSHDOWN
 from pyspark_mysqlqueue.shared.keys import PARTITION_PREFIX
 
@@ -61,12 +62,20 @@ def publisher_key(partition_key: str = "partition_key", publisher_key: str = "pu
     return functions.coalesce(publisher_key, unhashed)
 
 
-def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = None, **options: str) -> DataFrame:
+def log(
+    spark: SparkSession,
+    place: Place,
+    *,
+    topics: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    **options: str,
+) -> DataFrame:
     """Return the live log. With PySpark 4.1 or later, filters are pushed down into SQL.
 
     Args:
         spark: The session. The function switches on its setting for filter pushdown.
         place: The queue's database.
+        topics: Only these topics (None: all).
         columns: The columns to read (None: all). Spark does not tell Python data sources which ones a query needs.
         **options: Options of the data source.
 
@@ -81,8 +90,9 @@ def log(spark: SparkSession, place: Place, *, columns: Sequence[str] | None = No
         reader = reader.option("pushFilters", "true")
     if columns is not None:
         reader = reader.schema(_ddl(columns))
+    subscription = ("subscribePattern", EVERY_TOPIC) if topics is None else ("subscribe", json.dumps(list(topics)))
     try:
-        return reader.options(**{**place.options(), **options}).load()
+        return reader.options(**place.options()).option(*subscription).options(**options).load()
     except Exception as error:  # of the JVM or, in Spark Connect, of gRPC
         if "DATA_SOURCE_NOT_FOUND" not in str(error):
             raise
@@ -156,14 +166,14 @@ def everything(
     from pyspark.sql import functions
 
     _check_moments(since=since, until=until)
-    options = {} if topics is None else {"topics": json.dumps(list(topics))}
+    options = {}
     table = identity = None
     with place.connect() as database:
         first = None if since is None else _first(database, since)
         if root is not None:
             table, identity = Table.find(root), log_offsets.identity(database)
             end = 0 if table is None else table.archived(identity)
-            options["startOffset"] = str(end + 1)
+            options["startingOffsets"] = str(end + 1)
             # Checked here for all times, not only when rows are read: a removed row no longer shows its time.
             gone = log_offsets.collected(database, topics)
             if gone > end:
@@ -173,7 +183,7 @@ def everything(
                     "the archive"
                 )
     read = None if columns is None else tuple(dict.fromkeys(["offset", *columns]))
-    live = log(spark, place, columns=read, **options)
+    live = log(spark, place, topics=topics, columns=read, **options)
     if first is not None:
         # The source pushes this condition down into its ranges.
         live = live.where(functions.col("offset") >= first)

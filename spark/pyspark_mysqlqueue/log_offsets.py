@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import difflib
+import re
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark_mysqlqueue.databases import Database
 from pyspark_mysqlqueue.errors import DataLossError, PipelineError
-from pyspark_mysqlqueue.log_schema import COLLECTED, LOG, SEQUENCER, Log
-from pyspark_mysqlqueue.options import Edge, SourceOptions
+from pyspark_mysqlqueue.log_schema import BY_PARTITION, COLLECTED, LOG, SEQUENCER, Log
+from pyspark_mysqlqueue.options import EPOCH, Edge, SourceOptions
 from pyspark_mysqlqueue.shared import log_queries
 
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+GROUPS = "queue_consumer_groups"
 
 
 def highest(database: Database) -> int:
@@ -65,43 +70,117 @@ def first_since(database: Database, moment: datetime.datetime) -> int:
     return log_queries.first_since(database, milliseconds(moment))
 
 
-def batch(database: Database, options: SourceOptions) -> tuple[int, int, int]:
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a batch reads: the offsets above ``above``, up to ``up_to``.
+
+    Attributes:
+        above: The offset before the first one.
+        up_to: The last offset.
+        watch: GC must not have removed anything above this offset.
+        floors: For a start by topic, as in ``reading.Query.floors``.
+        ceilings: For an end by topic, as in ``reading.Query.ceilings``.
+    """
+
+    above: int
+    up_to: int
+    watch: int
+    floors: tuple[tuple[str, int, int], ...] = ()
+    ceilings: tuple[tuple[str, int], ...] = ()
+
+
+def resolved(database: Database, options: SourceOptions) -> SourceOptions:
+    """Return options with the topics that the pattern matches now, including those that GC has emptied."""
+    if options.pattern is None:
+        return options
+    emptied = (topic for (topic,) in database.rows(f"SELECT topic FROM {COLLECTED}"))
+    names = {*log_queries.all_topics(database), *emptied}
+    topics = tuple(sorted(name for name in names if re.fullmatch(options.pattern, name)))
+    return replace(options, topics=topics, pattern=None)
+
+
+def warn_of_unknown_topics(database: Database, topics: Sequence[str] | None) -> None:
+    """Warn of topics that never had a message and have no consumer group, and name the most similar topic."""
+    hint = database.force_index(BY_PARTITION)
+    absent = [
+        topic
+        for topic in topics or ()
+        if not database.rows(f"SELECT 1 FROM {LOG}{hint} WHERE topic = %s LIMIT 1", (topic,))
+    ]
+    if not absent:
+        return
+    known = {*log_queries.all_topics(database)}
+    for table in (COLLECTED, GROUPS):
+        known |= {topic for (topic,) in database.rows(f"SELECT topic FROM {table}")}
+    for topic in absent:
+        if topic not in known:
+            nearest = difflib.get_close_matches(topic, sorted(known), 1)
+            advice = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            warnings.warn(f"topic {topic!r} has no messages and no consumer group{advice}", stacklevel=2)
+
+
+def batch(database: Database, options: SourceOptions) -> Range:
     """Return the range of a batch.
 
-    Returns:
-        The offset before its first, its last offset, and the offset above which GC must not have removed anything.
+    Args:
+        database: A connection.
+        options: The options, ``resolved``.
 
     Raises:
-        DataLossError: GC has removed messages that were published at or after ``startOffset``.
+        DataLossError: GC has removed messages that were published at or after ``startingTimestamp``.
         PipelineError: The server is a replica on which the log is not final.
     """
     last = highest(database)
-    above = before(database, options.start, last)
-    up_to = last if options.end == "latest" else min(last, before(database, options.end, last))
+    above, floors = _start(database, options, last)
+    ceilings: tuple[tuple[str, int], ...] = ()
+    if isinstance(options.end, tuple):
+        ceilings = tuple((topic, before(database, edge, last)) for topic, edge in options.end)
+        up_to = max(offset for _, offset in ceilings)
+    else:
+        up_to = before(database, options.end, last)
     if options.start == "earliest":
         # The rows that are in the log now are complete unless GC removes more while they are read.
-        return above, up_to, max(above, collected(database, options.topics))
-    _check_moment(database, options)
-    return above, up_to, above
+        watch = max(above, collected(database, options.topics))
+    else:
+        watch = above
+        _check_moment(database, options)
+    return Range(above, min(last, up_to), watch, floors, ceilings)
 
 
-def initial(database: Database, options: SourceOptions) -> dict[str, int]:
+def initial(database: Database, options: SourceOptions) -> dict[str, Any]:
     """Return the initial offset of a new stream.
 
+    Args:
+        database: A connection.
+        options: The options, ``resolved``.
+
     Raises:
-        DataLossError: GC has removed messages that were published at or after ``startOffset``.
-        PipelineError: The stream has an ``endOffset``, or its start is beyond the end of the log.
+        DataLossError: GC has removed messages that were published at or after ``startingTimestamp``.
+        PipelineError: The start is beyond the end of the log.
     """
-    if options.end != "latest":
-        raise PipelineError(f"option endOffset={options.end!r}: a stream has no end; use a batch query")
     last = highest(database)
-    above = before(database, options.start, last)
-    if above > last:
-        raise log_is_behind(above, last)
+    above, floors = _start(database, options, last)
+    furthest = max([above, *(floor for _, floor, _ in floors)])
+    if furthest > last:
+        raise log_is_behind(furthest, last)
     _check_moment(database, options)
-    if options.start != "earliest":
-        return {"offset": above}
-    return moved({"offset": above, "collected": collected(database, options.topics)}, above)
+    start: dict[str, Any] = {"offset": above}
+    if options.start == "earliest":
+        start["collected"] = collected(database, options.topics)
+    if floors:
+        start["starts"] = {topic: list(places) for topic, *places in floors}
+    return moved(start, above)
+
+
+def _start(database: Database, options: SourceOptions, last: int) -> tuple[int, tuple[tuple[str, int, int], ...]]:
+    """Return the offset before the first one to read and, for a start by topic, the floor of each topic."""
+    if not isinstance(options.start, tuple):
+        return before(database, options.start, last), ()
+    floors = []
+    for topic, edge in options.start:
+        above = before(database, edge, last)
+        floors.append((topic, above, max(above, collected(database, [topic])) if edge == "earliest" else above))
+    return min(above for _, above, _ in floors), tuple(floors)
 
 
 def before(database: Database, edge: Edge, last: int) -> int:
@@ -148,10 +227,18 @@ def after_rows(database: Database, above: int, rows: int, last: int) -> int:
     return last if first is None else min(last, first - 1 + rows)
 
 
-def moved(start: dict[str, int], to: int) -> dict[str, int]:
-    """Return the next offset of a stream. ``collected`` is dropped once the stream has passed it."""
-    floor = start.get("collected", 0)
-    return {"offset": to} if floor <= to else {"offset": to, "collected": floor}
+def moved(start: dict[str, Any], to: int) -> dict[str, Any]:
+    """Return the next offset of a stream. ``collected`` and ``starts`` are dropped once the stream has passed them."""
+    end: dict[str, Any] = {"offset": to}
+    if start.get("collected", 0) > to:
+        end["collected"] = start["collected"]
+    starts = {topic: places for topic, places in start.get("starts", {}).items() if max(places) > to}
+    return {**end, "starts": starts} if starts else end
+
+
+def floors_of(start: dict[str, Any]) -> tuple[tuple[str, int, int], ...]:
+    """Return the floors of topics that are in the offset of a stream."""
+    return tuple((topic, above, watch) for topic, (above, watch) in start.get("starts", {}).items())
 
 
 def log_is_behind(above: int, last: int) -> PipelineError:

@@ -86,6 +86,7 @@ BY_NAME = {column.name: column for column in COLUMNS}
 RARE = COLUMNS[8:19]
 """Columns that are NULL, empty or 0 in most messages. The publisher's key is in all messages of some topics."""
 NAMES = tuple(BY_NAME)
+TYPES = {column.name: column.spark_type.lower() for column in COLUMNS}
 
 
 def ddl(columns: Iterable[Column] = COLUMNS) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -17,7 +16,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from pyspark_mysqlqueue import log_schema
+from pyspark_mysqlqueue import kafka_columns, log_schema
 from pyspark_mysqlqueue.source import LogReader
 
 MOST_VALUES = 1000
@@ -42,8 +41,9 @@ class PushingLogReader(LogReader):
             return False
         (name,) = attribute
         if isinstance(one, IsNotNull):
+            column = log_schema.BY_NAME.get(kafka_columns.LOG_NAMES.get(name, name))
             # A time that no timestamp can represent is NULL, too.
-            return log_schema.BY_NAME[name].kind != "time" and not log_schema.BY_NAME[name].nullable
+            return column is not None and column.kind != "time" and not column.nullable
         if name == "offset":
             return self._takes_offset(one, value)
         if name not in PUSHED_TEXTS:
@@ -53,7 +53,7 @@ class PushingLogReader(LogReader):
         values = tuple(one.value) if isinstance(one, In) else (value,)
         if len(values) > MOST_VALUES or not all(isinstance(text, str) for text in values):
             return False
-        self.query = replace(self.query, wanted=(*self.query.wanted, (name, values)))
+        self.query = self.query.also(((name, values),))
         return True
 
     def _takes_offset(self, one: Filter, value: Any) -> bool:

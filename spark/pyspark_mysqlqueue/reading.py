@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mysqlqueue import databases
@@ -65,19 +65,43 @@ class Query:
         columns: The names of the columns, in the order of the result.
         wanted: Conditions that must all hold: a text column and its allowed values.
         watch_above: GC must not have removed messages above this offset (None: read the messages that are left).
+        floors: Topics of which only later offsets are read: the topic, the offset above which it is read, and the one
+            above which GC must not have removed anything.
+        ceilings: Topics of which only earlier offsets are read: the topic and the last offset.
+        is_kafka: Whether the columns are those of ``kafka_columns``, not the log's.
     """
 
     columns: tuple[str, ...]
     wanted: tuple[tuple[str, tuple[str, ...]], ...] = ()
     watch_above: int | None = None
+    floors: tuple[tuple[str, int, int], ...] = ()
+    ceilings: tuple[tuple[str, int], ...] = ()
+    is_kafka: bool = False
 
-    def condition(self) -> tuple[str, list[str]]:
+    def selection(self) -> Selection:
+        """Return the selection of the columns."""
+        from pyspark_mysqlqueue.batches import Selection
+        from pyspark_mysqlqueue.kafka_columns import KafkaSelection
+
+        return (KafkaSelection if self.is_kafka else Selection)(self.columns)
+
+    def also(self, wanted: tuple[tuple[str, tuple[str, ...]], ...]) -> Query:
+        """Return the query with further conditions, in the form of ``wanted``."""
+        return replace(self, wanted=(*self.wanted, *wanted))
+
+    def condition(self) -> tuple[str, list[Any]]:
         """Return the conditions to append to the WHERE clause, and their parameters."""
         sql = ""
-        parameters: list[str] = []
+        parameters: list[Any] = []
         for name, values in self.wanted:
             sql += f" AND {name} IN ({', '.join(['%s'] * len(values))})" if values else " AND 1 = 0"
             parameters += values
+        for topic, above, _ in self.floors:
+            sql += " AND (topic <> %s OR `offset` > %s)"
+            parameters += (topic, above)
+        for topic, up_to in self.ceilings:
+            sql += " AND (topic <> %s OR `offset` <= %s)"
+            parameters += (topic, up_to)
         return sql, parameters
 
     @property
@@ -105,9 +129,7 @@ def read(place: Place, query: Query, span: Span) -> Iterator[pa.RecordBatch]:
     Raises:
         DataLossError: GC has removed messages above ``query.watch_above``.
     """
-    from pyspark_mysqlqueue.batches import Selection
-
-    selection = Selection(query.columns)
+    selection = query.selection()
     above, failures = span.above, 0
     while above < span.up_to:
         try:
@@ -175,10 +197,15 @@ def check_complete(database: Database, query: Query, above: int) -> None:
     among = "" if topics is None else f" AND topic IN ({', '.join(['%s'] * len(topics))})"
     if topics == ():
         return
+    floors = " AND (topic <> %s OR collected_offset > %s)" * len(query.floors)
     lost = database.rows(
-        f"SELECT topic, collected_offset FROM {COLLECTED} WHERE collected_offset > %s{among} "
+        f"SELECT topic, collected_offset FROM {COLLECTED} WHERE collected_offset > %s{among}{floors} "
         "ORDER BY collected_offset DESC LIMIT 1",
-        (max(above, query.watch_above), *(topics or ())),
+        (
+            max(above, query.watch_above),
+            *(topics or ()),
+            *itertools.chain.from_iterable((topic, watch) for topic, _, watch in query.floors),
+        ),
     )
     if lost:
         topic, offset = lost[0]

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from pyspark_mysqlqueue import kafka_columns
 from pyspark_mysqlqueue.databases import Database, Place
 from pyspark_mysqlqueue.errors import InvalidMessage, PipelineError
 from pyspark_mysqlqueue.log_offsets import milliseconds
 from pyspark_mysqlqueue.log_schema import OUTBOX
 from pyspark_mysqlqueue.options import PLACE_OPTIONS, check_known, flag, number
+from pyspark_mysqlqueue.shared.ids import new_message_id
 from pyspark_mysqlqueue.shared.keys import check_key, check_priority, hashed_partition, lane
 from pyspark_mysqlqueue.shared.rules import RESERVED_PREFIX, check_name, check_text
 from pyspark_mysqlqueue.shared.sizes import LATEST_DELIVERY, MAX_METADATA_BYTES, MAX_PAYLOAD_BYTES, check_json_column
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 STATEMENT_BYTES = 2**20
 STATEMENT_ROWS = 2_000
 """Limits of one multi-row INSERT."""
-SINK_OPTIONS = ("partitions", "keepPartitions", "maxPayloadBytes")
+SINK_OPTIONS = ("topic", "partitions", "keepPartitions", "maxPayloadBytes")
 TAKES: Mapping[str, tuple[str, ...]] = {
     "topic": ("string",),
     "id": ("string",),
@@ -45,6 +47,17 @@ TAKES: Mapping[str, tuple[str, ...]] = {
 }
 """The columns that the sink accepts, and their types."""
 REQUIRED = ("topic", "id", "payload")
+KAFKA_TAKES: Mapping[str, tuple[str, ...]] = {
+    "topic": ("string",),
+    "key": ("binary", "string"),
+    "value": ("binary", "string"),
+    "headers": (kafka_columns.HEADERS,),
+    "id": ("string",),
+}
+"""The columns that the sink accepts instead, those of Spark's Kafka sink and the id."""
+KAFKA_NAMES = {"key": "partition_key", "value": "payload", "headers": "metadata"}
+KAFKA_REQUIRED = ("topic", "value")
+KAFKA_ONLY = frozenset(KAFKA_TAKES) - frozenset(TAKES)
 LARGEST = 2**30
 NOTE_BYTES = 2_000
 """Bytes by which a replayed message's metadata may exceed the limit, for ``replayed_from``."""
@@ -77,8 +90,15 @@ class Sink:
     columns: tuple[str, ...]
     partitions: int | None
     max_payload_bytes: int
+    topic: str | None = None
+    """The topic of all rows (None: that in the column)."""
     keep_partitions: bool = False
     """Keep partitions as they are in a log, with those that were made by hashing and those of priorities."""
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether the columns are those of Spark's Kafka sink."""
+        return not KAFKA_ONLY.isdisjoint(self.columns)
 
     INSERT: ClassVar[str] = (
         f"INSERT INTO {OUTBOX} "
@@ -97,15 +117,23 @@ class Sink:
         if overwrite:
             raise PipelineError("mode 'overwrite': the sink only appends; it cannot replace messages")
         names = tuple(field.name for field in schema.fields)
+        is_kafka = not KAFKA_ONLY.isdisjoint(names)
+        takes = KAFKA_TAKES if is_kafka else TAKES
         for field in schema.fields:
             kind = field.dataType.simpleString()
-            if field.name not in TAKES:
-                raise PipelineError(f"unknown column {field.name!r}: the sink accepts {', '.join(TAKES)}")
-            if kind not in TAKES[field.name]:
-                raise PipelineError(f"column {field.name!r} of type {kind}: must be {' or '.join(TAKES[field.name])}")
-        for name in REQUIRED:
-            if name not in names:
-                raise PipelineError(f"missing column {name!r}: the sink requires {', '.join(REQUIRED)}")
+            if is_kafka and field.name in TAKES and field.name not in takes:
+                raise PipelineError(
+                    f"column {field.name!r} together with {', '.join(sorted(KAFKA_ONLY.intersection(names)))}: pass "
+                    f"{', '.join(KAFKA_TAKES)}, or {', '.join(TAKES)}"
+                )
+            if field.name not in takes:
+                raise PipelineError(f"unknown column {field.name!r}: the sink accepts {', '.join(takes)}")
+            if kind not in takes[field.name]:
+                raise PipelineError(f"column {field.name!r} of type {kind}: must be {' or '.join(takes[field.name])}")
+        required = KAFKA_REQUIRED if is_kafka else REQUIRED
+        for name in required:
+            if name not in names and not (name == "topic" and "topic" in options):
+                raise PipelineError(f"missing column {name!r}: the sink requires {', '.join(required)}")
         partitions = number(options, "partitions", most=100_000)
         keep_partitions = flag(options, "keepPartitions", default=False)
         if keep_partitions and "priority" in names:
@@ -124,6 +152,7 @@ class Sink:
             names,
             partitions,
             number(options, "maxPayloadBytes", most=LARGEST) or MAX_PAYLOAD_BYTES,
+            options.get("topic"),
             keep_partitions,
         )
 
@@ -149,11 +178,15 @@ class Sink:
         check = _Checked(self)
         for batch in batches:
             columns = {name: batch.column(place).to_pylist() for place, name in enumerate(self.columns)}
+            if self.is_kafka:
+                columns = {KAFKA_NAMES.get(name, name): values for name, values in columns.items()}
+            if self.topic is not None:
+                columns["topic"] = [self.topic] * batch.num_rows
             absent = [None] * batch.num_rows
             yield from map(
                 check,
                 columns["topic"],
-                columns["id"],
+                columns["id"] if "id" in columns else [new_message_id() for _ in absent],
                 columns["payload"],
                 columns.get("partition_key", absent),
                 columns.get("publisher_key", absent),
@@ -168,6 +201,7 @@ class _Checked:
     """Check rows. Remember the topics, groups and metadata that are valid."""
 
     def __init__(self, sink: Sink) -> None:
+        self.body = "value" if sink.is_kafka else "payload"
         self.partitions = sink.partitions
         self.keep_partitions = sink.keep_partitions
         self.max_metadata_bytes = MAX_METADATA_BYTES + (NOTE_BYTES if sink.keep_partitions else 0)
@@ -199,16 +233,16 @@ class _Checked:
                 "example a hash of the row"
             )
         if payload is None:
-            raise InvalidMessage("payload None: must not be null")
+            raise InvalidMessage(f"{self.body} None: must not be null")
         body = payload.encode() if isinstance(payload, str) else payload
         if len(body) > self.max_payload_bytes:
-            raise InvalidMessage(f"payload of {len(body)} bytes: maxPayloadBytes is {self.max_payload_bytes}")
+            raise InvalidMessage(f"{self.body} of {len(body)} bytes: maxPayloadBytes is {self.max_payload_bytes}")
         check_text("id", message_id)
         if self.keep_partitions:
             partition = check_text("key", key or "")
             hashed = None if publisher_key is None else check_text("publisher_key", publisher_key)
         else:
-            partition, hashed = self._partition(key, message_id)
+            partition, hashed = self._partition(_text("key", key) if isinstance(key, bytes) else key, message_id)
             partition = lane(partition, 0 if priority is None else check_priority(priority))
         return Row(
             self._name("topic", topic),
@@ -216,7 +250,7 @@ class _Checked:
             hashed,
             message_id,
             body,
-            self._metadata(metadata or "{}"),
+            self._metadata(_of_headers(metadata) if isinstance(metadata, list) else metadata or "{}"),
             self._name("target_group", group) if group else "",
             _when(deliver_at),
         )
@@ -249,6 +283,24 @@ class _Checked:
                 f"metadata {own[0]!r}: keys that begin with {RESERVED_PREFIX!r} are reserved for the queue"
             )
         return text
+
+
+def _text(what: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidMessage(f"{what} {value[:80]!r}: must be UTF-8") from error
+
+
+def _of_headers(headers: list[dict[str, Any] | None]) -> str:
+    """Return headers as metadata. If a key occurs twice, the last value counts, as in JSON."""
+    metadata = {}
+    for header in headers:
+        if header is None or header["key"] is None:
+            raise InvalidMessage("headers: a header and its key must not be null")
+        name, value = header["key"], header["value"]
+        metadata[name] = None if value is None else _text(f"header {name!r}", value)
+    return json.dumps(metadata, ensure_ascii=False)
 
 
 def _no_constant(name: str) -> float:

@@ -7,7 +7,7 @@ What newer versions of PySpark have is in modules that are imported on use: ``pu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_mysqlqueue import log_offsets, log_schema, reading
+from pyspark_mysqlqueue import kafka_columns, log_offsets, log_schema, reading
+from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
-from pyspark_mysqlqueue.options import SourceOptions
+from pyspark_mysqlqueue.options import SourceOptions, kafka_headers
 from pyspark_mysqlqueue.reading import Query, Span
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class SpanPartition(InputPartition):
-    """A span of the log for one task, and the offset above which GC must not have removed anything (None: no check)."""
+    """A span of the log for one task, and what the task reads of it."""
 
-    def __init__(self, above: int, up_to: int, watch_above: int | None) -> None:
-        super().__init__((above, up_to, watch_above))
+    def __init__(self, span: Span, query: Query) -> None:
+        super().__init__((span, query))
 
 
 class MysqlQueueSource(DataSource):
@@ -40,8 +41,13 @@ class MysqlQueueSource(DataSource):
         return "mysqlqueue"
 
     def schema(self) -> str:
-        """Return the log's columns as a Spark schema string."""
-        return log_schema.ddl()
+        """Return the columns of the log, or those of Spark's Kafka source, as a Spark schema string.
+
+        Raises:
+            PipelineError: An option is invalid.
+        """
+        with_headers = kafka_headers(self.options)
+        return log_schema.ddl() if with_headers is None else kafka_columns.ddl(with_headers=with_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the log as a table.
@@ -51,7 +57,7 @@ class MysqlQueueSource(DataSource):
         """
         options = SourceOptions.of(self.options)
         kind = LogReader if not options.push_filters else _newer("pushdown", "4.1", "pushFilters").PushingLogReader
-        found: DataSourceReader = kind(options, checked_columns(schema))
+        found: DataSourceReader = kind(options, self._query(schema))
         return found
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -61,8 +67,16 @@ class MysqlQueueSource(DataSource):
             PipelineError: An option or a column is invalid.
         """
         streams = _newer("streams", "4.2", "readStream")
-        found: DataSourceStreamReader = streams.LogStreamReader(SourceOptions.of(self.options), checked_columns(schema))
+        options = SourceOptions.of(self.options, is_stream=True)
+        found: DataSourceStreamReader = streams.LogStreamReader(options, self._query(schema))
         return found
+
+    def _query(self, schema: StructType) -> Query:
+        with_headers = kafka_headers(self.options)
+        if with_headers is None:
+            return Query(checked_columns(schema, log_schema.TYPES, "the log"))
+        types = {name: kafka_columns.TYPES[name] for name in kafka_columns.names(with_headers=with_headers)}
+        return Query(checked_columns(schema, types, "columns='kafka'"), is_kafka=True)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001
         """Return a writer of messages.
@@ -98,19 +112,24 @@ def _newer(module: str, version: str, what: str) -> Any:
         raise PipelineError(f"{what} needs PySpark {version} or later: {error}") from error
 
 
-def checked_columns(schema: StructType) -> tuple[str, ...]:
-    """Return the names of the columns of a schema. It may leave out columns of the log and change their order.
+def checked_columns(schema: StructType, types: Mapping[str, str], what: str) -> tuple[str, ...]:
+    """Return the names of the columns of a schema. It may leave out columns and change their order.
+
+    Args:
+        schema: The schema.
+        types: The types of the columns, as ``simpleString()`` writes them.
+        what: What has these columns, for the error.
 
     Raises:
-        PipelineError: The log does not have a column, or has it with another type, or the schema is empty.
+        PipelineError: A column does not exist or has another type, or the schema is empty.
     """
     for field in schema.fields:
-        column = log_schema.BY_NAME.get(field.name)
-        if column is None:
-            raise PipelineError(f"unknown column {field.name!r}: the log has {', '.join(log_schema.NAMES)}")
-        if field.dataType.simpleString().upper() != column.spark_type:
+        if field.name not in types:
+            raise PipelineError(f"unknown column {field.name!r}: {what} has {', '.join(types)}")
+        if field.dataType.simpleString() != types[field.name]:
             raise PipelineError(
-                f"column {field.name!r} of type {field.dataType.simpleString().upper()}: must be {column.spark_type}"
+                f"column {field.name!r} of type {field.dataType.simpleString().upper()}: must be "
+                f"{types[field.name].upper()}"
             )
     if not schema.fields:
         raise PipelineError("the schema has no columns")
@@ -120,9 +139,9 @@ def checked_columns(schema: StructType) -> tuple[str, ...]:
 class LogReader(DataSourceReader):
     """Reads the log between two offsets, which are determined when Spark plans the query."""
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, query: Query) -> None:
         self.options = options
-        self.query = Query(columns, options.wanted)
+        self.query = query
         self.first = 0
         """The lowest offset that the filters allow."""
         self.last: int | None = None
@@ -135,45 +154,49 @@ class LogReader(DataSourceReader):
             DataLossError: GC has removed messages of the range.
         """
         with self.options.place.connect() as database:
-            watch: int | None
-            above, up_to, watch = log_offsets.batch(database, self.options)
-            span = Span(max(above, self.first - 1), up_to if self.last is None else min(up_to, self.last))
-            watch = max(watch, span.above) if self.options.fail_on_data_loss else None
-            reading.check_complete(database, replace(self.query, watch_above=watch), span.above)
-        return planned(span, self.options, self.query, watch)
+            log_offsets.warn_of_unknown_topics(database, self.options.topics)
+            options = log_offsets.resolved(database, self.options)
+            found = log_offsets.batch(database, options)
+            up_to = found.up_to if self.last is None else min(found.up_to, self.last)
+            span = Span(max(found.above, self.first - 1), up_to)
+            query = replace(
+                self.query.also(options.wanted),
+                watch_above=max(found.watch, span.above) if options.fail_on_data_loss else None,
+                floors=found.floors,
+                ceilings=found.ceilings,
+            )
+            reading.check_complete(database, query, span.above)
+        return planned(span, options, query)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a span."""
-        return read(self.options, self.query, partition)
+        return read(self.options.place, partition)
 
 
-def read(options: SourceOptions, query: Query, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read(place: Place, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a span.
 
     Raises:
         DataLossError: GC has removed messages of the span.
     """
-    above, up_to, watch = partition.value
-    return reading.read(options.place, replace(query, watch_above=watch), Span(above, up_to))
+    span, query = partition.value
+    return reading.read(place, query, span)
 
 
-def planned(span: Span, options: SourceOptions, query: Query, watch: int | None) -> list[InputPartition]:
+def planned(span: Span, options: SourceOptions, query: Query) -> list[InputPartition]:
     """Return one partition per task.
 
     Args:
         span: The span to read.
-        options: The options, of which ``numPartitions`` is the number of partitions.
+        options: The options, with the minimum number of partitions.
         query: The query.
-        watch: The offset above which GC must not have removed anything (None: no check).
 
     Returns:
         At least one partition: for an empty list, Spark would create a partition of its own.
     """
     if len(span) == 0:
-        return [SpanPartition(0, 0, None)]
-    number = options.num_partitions
-    if number is None:
-        # A single partition of the log is read along the index of partitions, where splitting by offsets does not help.
-        one = query.index == log_schema.BY_PARTITION
-        number = 1 if one else min(options.MOST_PARTITIONS, -(-len(span) // options.ROWS_PER_PARTITION))
-    return [SpanPartition(piece.above, piece.up_to, watch) for piece in span.split(number)]
+        return [SpanPartition(Span(0, 0), query)]
+    # A single partition of the log is read along the index of partitions, where splitting by offsets does not help.
+    is_one = query.index == log_schema.BY_PARTITION
+    number = 1 if is_one else min(options.MOST_PARTITIONS, -(-len(span) // options.OFFSETS_PER_PARTITION))
+    return [SpanPartition(piece, query) for piece in span.split(max(number, options.min_partitions))]

@@ -30,27 +30,30 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the log as a stream. An offset is a ``Position``: all messages up to there have been read.
 
     The offset of a stream that began at ``earliest`` also contains ``collected``: the highest offset that GC had
-    removed by then, until the stream has passed it. Messages that are left below it are read without a check.
+    removed by then, until the stream has passed it. Messages that are left below it are read without a check. That of a
+    stream with a start for each topic contains ``starts``: the floors of the topics that the stream has not passed.
     """
 
-    def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
+    def __init__(self, options: SourceOptions, query: Query) -> None:
         self.options = options
-        self.query = Query(columns, options.wanted)
+        self.query = query
         self.target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a new stream begins.
 
         Raises:
-            DataLossError: GC has removed messages that were published at or after ``startOffset``.
-            PipelineError: The stream has an ``endOffset``, or its start is beyond the end of the log.
+            DataLossError: GC has removed messages that were published at or after ``startingTimestamp``.
+            PipelineError: The start is beyond the end of the log.
         """
         with self.options.place.connect() as database:
-            return log_marks.stored(database, log_offsets.initial(database, self.options))
+            log_offsets.warn_of_unknown_topics(database, self.options.topics)
+            begin = log_offsets.initial(database, log_offsets.resolved(database, self.options))
+            return log_marks.stored(database, begin)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a micro-batch: ``maxRowsPerBatch``, else all available messages."""
-        rows = self.options.max_rows_per_batch
+        """Return the limit of a micro-batch: ``maxOffsetsPerTrigger``, else all available messages."""
+        rows = self.options.max_offsets_per_trigger
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -92,18 +95,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if len(span) == 0:
             return []
         watch = start.get("collected", 0) if self.options.fail_on_data_loss else None
+        query = replace(self.query, watch_above=watch, floors=log_offsets.floors_of(start))
         with self.options.place.connect() as database:
             # Spark runs a micro-batch again that was not committed, perhaps on another database.
             self._checked(database, Position.of(end))
-            reading.check_complete(database, replace(self.query, watch_above=watch), span.above)
-        return planned(span, self.options, self.query, watch)
+            query = query.also(log_offsets.resolved(database, self.options).wanted)
+            reading.check_complete(database, query, span.above)
+        return planned(span, self.options, query)
 
     def _checked(self, database: Database, position: Position) -> Position:
         return log_marks.checked(database, position, fail_on_data_loss=self.options.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a span."""
-        return read(self.options, self.query, partition)
+        return read(self.options.place, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark stores the offsets, and the queue does not keep track of streams."""

@@ -28,7 +28,8 @@ with sqlite3.connect("log.sqlite3") as database:
     database.execute(f"INSERT INTO queue_messages VALUES ({', '.join('?' * len(values))})", values)
     database.execute("CREATE TABLE queue_sequencer (id, last_offset)")
     database.execute("CREATE TABLE queue_collected (topic, collected_offset, published_at)")
-reader = session("local[1]").read.format("mysqlqueue").option("sqliteFile", "log.sqlite3")
+options = {"sqliteFile": "log.sqlite3", "subscribePattern": ".*"}
+reader = session("local[1]").read.format("mysqlqueue").options(**options)
 print(*[(row.offset, row.id) for row in reader.load().collect()][0])
 try:
     reader.option("pushFilters", "true").load().collect()

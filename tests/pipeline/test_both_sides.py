@@ -91,7 +91,7 @@ def test_a_read_from_a_moment_after_all_that_gc_has_deleted_misses_nothing(place
     options = SourceOptions(place, start=later)
     with place.connect() as database:
         last = log_offsets.highest(database)
-        assert log_offsets.batch(database, options) == (last, last, last)
+        assert log_offsets.batch(database, options) == log_offsets.Range(last, last, last)
         assert log_offsets.initial(database, options) == {"offset": last}
         reading.check_complete(database, reading.Query(log_schema.NAMES, watch_above=last), last)
         # A message that comes after the end was read does not move the beginning behind that end.

@@ -229,7 +229,7 @@ def test_a_copy_of_the_log_keeps_priorities_and_keys(spark, settings, partitions
         ],
     )
     sequence()
-    log = spark.read.format("mysqlqueue").load().where("topic = 't'")
+    log = spark.read.format("mysqlqueue").option("subscribe", "t").load()
     if way == "partitions":
         rows = log.select(F.lit("copy").alias("topic"), "id", "payload", "partition_key", "publisher_key", "metadata")
         write(rows, keepPartitions=True)

@@ -22,9 +22,13 @@ from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.frames import publisher_key
 from pyspark_mysqlqueue.log_marks import Position
+from pyspark_mysqlqueue.log_offsets import milliseconds
+from pyspark_mysqlqueue.options import SourceOptions
+from pyspark_mysqlqueue.reading import Query
+from pyspark_mysqlqueue.source import LogReader
 from tests.support import garbage
 from tests.support.backups import Backup, continue_after
-from tests.support.factories import QueueMessageFactory
+from tests.support.factories import ConsumerGroupFactory, QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import identify, lane, lane_of, messages, sequencing
 from tests.support.spark_log import HOSTILE, LANES, collected, expected
@@ -32,9 +36,18 @@ from tests.support.spark_log import HOSTILE, LANES, collected, expected
 UTC = datetime.UTC
 
 
+def given(options: dict[str, Any]) -> dict[str, str]:
+    """Returns options as texts. By default, all topics are read."""
+    of_topics = {} if "subscribe" in options or "subscribePattern" in options else {"subscribePattern": ".*"}
+    return of_topics | {name: str(value) for name, value in options.items()}
+
+
+def plain(spark: Any, **options: Any) -> Any:
+    return spark.read.format("mysqlqueue").options(**given(options))
+
+
 def log(spark: Any, **options: Any) -> Any:
-    given = {name: str(value) for name, value in options.items()}
-    return spark.read.format("mysqlqueue").option("pushFilters", "true").options(**given).load()
+    return spark.read.format("mysqlqueue").option("pushFilters", "true").options(**given(options)).load()
 
 
 def offsets(frame: Any) -> list[int]:
@@ -49,7 +62,7 @@ def test_every_column_and_every_row(spark):
         QueueMessageFactory(topic=text, partition_key=text, message_id=text or "-", payload=text.encode())
         QueueMessageFactory(topic="dead", partition_key=str(number), last_error=text, failed_group="g", failed_at=5)
         QueueMessageFactory(partition_key=LANES[number % 3], publisher_key=text, coalesce_key=text, expires_at=number)
-    frame = log(spark, numPartitions=3)
+    frame = log(spark, minPartitions=3)
     assertSchemaEqual(frame.schema, spark.createDataFrame([], log_schema.ddl()).schema)
     assert collected(frame) == expected()
     assert frame.rdd.getNumPartitions() == 3
@@ -57,18 +70,89 @@ def test_every_column_and_every_row(spark):
 
 def test_an_empty_log(spark):
     assert log(spark).collect() == []
-    assert log(spark, startOffset="latest").count() == 0
 
 
 def test_topics_start_and_end(spark):
     for topic in ("a", "b", "a,b"):
         QueueMessageFactory.create_batch(3, topic=topic)
     first = QueueMessage.objects.order_by("offset").values_list("offset", flat=True)[0]
-    assert log(spark, topics="a, b").select("topic").distinct().count() == 2
-    assert log(spark, topics='["a,b"]').count() == 3
-    assert offsets(log(spark, startOffset=first + 2, endOffset=first + 5)) == [first + 2, first + 3, first + 4]
-    assert log(spark, startOffset="latest").count() == 0
-    assert log(spark, endOffset=10**15).count() == 9
+    assert log(spark, subscribe="a, b").select("topic").distinct().count() == 2
+    assert log(spark, subscribe='["a,b"]').count() == 3
+    assert offsets(log(spark, startingOffsets=first + 2, endingOffsets=first + 5)) == [first + 2, first + 3, first + 4]
+    assert log(spark, endingOffsets=10**15).count() == 9
+
+
+def test_an_offset_for_each_topic(spark):
+    known = {topic: [one.offset for one in QueueMessageFactory.create_batch(4, topic=topic)] for topic in ("a", "b")}
+    start, end = {"a": known["a"][1], "b": -2}, {"a": -1, "b": known["b"][3]}
+    found = offsets(log(spark, subscribe="a,b", startingOffsets=json.dumps(start), endingOffsets=json.dumps(end)))
+    assert found == known["a"][1:] + known["b"][:3]
+
+
+def test_gc_is_noticed_in_each_topic_above_its_own_start(spark):
+    known = {topic: [one.offset for one in QueueMessageFactory.create_batch(4, topic=topic)] for topic in ("a", "b")}
+
+    def count(**start: int) -> int:
+        return int(log(spark, subscribe="a,b", startingOffsets=json.dumps(start)).count())
+
+    collect = CollectedTopic.objects.update_or_create
+    collect(topic="a", defaults={"collected_offset": known["a"][2], "published_at": 1})
+    collect(topic="b", defaults={"collected_offset": known["b"][2], "published_at": 1})
+    QueueMessage.objects.filter(offset__in=known["a"][:3] + known["b"][1:3]).delete()
+    assert count(a=-2, b=-2) == 3
+    assert count(a=known["a"][3], b=-2) == 3
+    with pytest.raises(PySparkException, match="topic 'a': GC has removed messages"):
+        count(a=known["a"][2], b=-2)
+    frame = log(spark, subscribe="a,b", startingOffsets=json.dumps({"a": known["a"][3], "b": -2}))
+    assert frame.rdd.getNumPartitions() == 1  # it is planned
+    collect(topic="a", defaults={"collected_offset": known["a"][3], "published_at": 1})
+    with pytest.raises(PySparkException, match="topic 'a': GC has removed messages"):
+        frame.collect()
+
+
+def test_topics_by_a_pattern(spark):
+    for topic in ("a", "ab", "b", "a.dlq"):
+        QueueMessageFactory(topic=topic)
+    assert sorted(row.topic for row in log(spark, subscribePattern="a.?").collect()) == ["a", "ab"]
+    assert log(spark, subscribePattern="none").count() == 0
+    assert log(spark).count() == 4
+
+
+def test_gc_is_noticed_in_a_topic_of_a_pattern_that_it_has_emptied(spark):
+    last = QueueMessageFactory(topic="a").offset
+    CollectedTopic.objects.create(topic="ab", collected_offset=last, published_at=1)
+    with pytest.raises(PySparkException, match="topic 'ab': GC has removed messages"):
+        log(spark, subscribePattern="a.*", startingOffsets=last).count()
+    assert log(spark, subscribePattern="a", startingOffsets=last).count() == 1
+
+
+def test_an_unknown_topic_is_a_warning_that_names_the_nearest(place):
+    QueueMessageFactory(topic="commits")
+    ConsumerGroupFactory(consumer_group="g", topic="orders")
+    CollectedTopic.objects.create(topic="clicks", collected_offset=1, published_at=1)
+    options = SourceOptions.of({"subscribe": "commit,orders,clicks,zzz"})
+    with pytest.warns(UserWarning, match="topic") as caught:
+        LogReader(options, Query(("offset",))).partitions()
+    assert [str(one.message) for one in caught] == [
+        "topic 'commit' has no messages and no consumer group; did you mean 'commits'?",
+        "topic 'zzz' has no messages and no consumer group",
+    ]
+
+
+@pytest.mark.any_engine
+def test_a_table_whose_options_spark_has_dropped_is_refused(spark):
+    publish("t", 1)
+    sequence()
+    spark.sql("CREATE TEMPORARY VIEW a_view USING mysqlqueue OPTIONS (subscribe 't')")
+    spark.sql("CREATE TABLE a_table USING mysqlqueue OPTIONS (subscribe 't')")
+    try:
+        assert spark.sql("SELECT * FROM a_view").count() == 1
+        with pytest.raises(PySparkException, match="Spark does not pass on the options of CREATE TABLE"):
+            spark.sql("SELECT * FROM a_table").count()
+        assert spark.sql("SELECT * FROM a_table WITH (subscribe = 't')").count() == 1
+    finally:
+        spark.sql("DROP TABLE a_table")
+        spark.sql("DROP VIEW a_view")
 
 
 def test_from_one_moment_to_another(spark):
@@ -76,7 +160,7 @@ def test_from_one_moment_to_another(spark):
         QueueMessageFactory(published_at=1_700_000_000_000 + minute * 60_000)
     start = datetime.datetime.fromtimestamp(1_700_000_000 + 120, UTC)
     end = start + datetime.timedelta(minutes=3)
-    found = log(spark, startOffset=start.isoformat(), endOffset=end.isoformat())
+    found = log(spark, startingTimestamp=milliseconds(start), endingTimestamp=milliseconds(end))
     assert [row.published_at.astimezone(UTC) for row in found.orderBy("offset").collect()] == [
         start + datetime.timedelta(minutes=minute) for minute in range(3)
     ]
@@ -85,10 +169,10 @@ def test_from_one_moment_to_another(spark):
 def test_a_narrower_schema_reads_only_those_columns(spark):
     publish_many("t", range(5))
     sequence()
-    frame = spark.read.format("mysqlqueue").schema("id STRING, `offset` BIGINT").load()
+    frame = plain(spark).schema("id STRING, `offset` BIGINT").load()
     assert frame.columns == ["id", "offset"]
     assert frame.count() == 5
-    assert spark.read.format("mysqlqueue").schema("topic STRING").load().distinct().collect()[0].topic == "t"
+    assert plain(spark).schema("topic STRING").load().distinct().collect()[0].topic == "t"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +209,7 @@ def test_filters_give_what_spark_alone_would(spark, condition, pushed):
     known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
     where = condition.format(*known)
     frame = log(spark).where(where)
-    alone = spark.read.format("mysqlqueue").load().where(where)
+    alone = plain(spark).load().where(where)
     assertDataFrameEqual(frame, alone)
     plan = frame._jdf.queryExecution().executedPlan().toString()
     kept = any(re.match(r"[-+ *():\d]*Filter ", line) for line in plan.splitlines())
@@ -147,7 +231,7 @@ def test_plain_sessions_read_without_the_setting_for_filters(spark):
     sequence()
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
-        assert spark.read.format("mysqlqueue").load().where("topic = 't'").count() == 1
+        assert plain(spark).load().where("topic = 't'").count() == 1
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
@@ -158,13 +242,27 @@ def test_plain_sessions_read_without_the_setting_for_filters(spark):
     [
         ({"password": "secret"}, "connection parameters"),
         ({"Url": "mysql://…"}, "connection parameters"),
-        ({"topic": "t"}, "option 'topic'"),
-        ({"topics": "[]"}, "at least one"),
-        ({"topics": '["a"'}, "JSON list"),
-        ({"startOffset": "yesterday"}, "startOffset='yesterday'"),
-        ({"startOffset": "-1"}, "startOffset='-1'"),
-        ({"endOffset": "earliest"}, "endOffset"),
-        ({"numPartitions": "0"}, "numPartitions='0'"),
+        ({"topics": "t"}, "option 'topics': the source accepts subscribe, "),
+        ({"subscribe": "t", "subscribePattern": "t"}, "one of the options subscribe and subscribePattern"),
+        ({"subscribe": "[]"}, "at least one"),
+        ({"subscribe": '["a"'}, "JSON list"),
+        ({"subscribePattern": "("}, "not a regular expression"),
+        ({"startingOffsets": "yesterday"}, "startingOffsets='yesterday'"),
+        ({"startingOffsets": "-1"}, "startingOffsets='-1'"),
+        ({"startingOffsets": "latest"}, "startingOffsets: 'latest' is not allowed"),
+        ({"endingOffsets": "earliest"}, "endingOffsets: 'earliest' is not allowed"),
+        ({"startingOffsets": "{"}, "is not JSON"),
+        ({"startingOffsets": '{"t": {"0": 23}}'}, "all partitions share one sequence of offsets"),
+        ({"startingOffsets": '{"t": -3}', "subscribe": "t"}, "must contain offsets, -2"),
+        ({"startingOffsets": '{"t": true}', "subscribe": "t"}, "must contain offsets, -2"),
+        ({"startingOffsets": '{"t": -1, "u": 1}', "subscribe": "t,u"}, "startingOffsets: 'latest' is not allowed"),
+        ({"endingOffsets": '{"t": -2, "u": 1}', "subscribe": "t,u"}, "endingOffsets: 'earliest' is not allowed"),
+        ({"startingOffsets": '{"t": 1}', "subscribe": "t,u"}, "exactly the topics in the option subscribe"),
+        ({"startingOffsets": '{"t": 1}'}, "exactly the topics in the option subscribe"),
+        ({"startingTimestamp": "2026-11-22"}, "startingTimestamp='2026-11-22'"),
+        ({"columns": "Kafka"}, "columns='Kafka'"),
+        ({"includeHeaders": "true"}, "pass the option columns='kafka' too"),
+        ({"minPartitions": "0"}, "minPartitions='0'"),
         ({"failOnDataLoss": "perhaps"}, "true or false"),
         ({"defaultsFile": "/no/such/my.cnf"}, "/no/such/my.cnf"),
         ({"sqliteFile": "/no/such.sqlite3"}, "/no/such.sqlite3"),
@@ -173,7 +271,7 @@ def test_plain_sessions_read_without_the_setting_for_filters(spark):
 )
 def test_a_bad_option_is_named(spark, options, says):
     with pytest.raises(PySparkException, match=says.replace("(", r"\(")) as caught:
-        spark.read.format("mysqlqueue").options(**options).load().count()
+        plain(spark, **options).load().count()
     assert "secret" not in str(caught.value)
 
 
@@ -183,7 +281,7 @@ def test_a_bad_option_is_named(spark, options, says):
 )
 def test_a_bad_schema_is_named(spark, schema, says):
     with pytest.raises(PySparkException, match=says):
-        spark.read.format("mysqlqueue").schema(schema).load().count()
+        plain(spark).schema(schema).load().count()
 
 
 @pytest.mark.any_engine
@@ -242,36 +340,38 @@ def test_a_dry_run_of_gc_notes_nothing(db, no_retention):
 def test_a_start_below_what_gc_removed_is_an_error(spark, no_retention):
     known = collect_first(4, Sub(handler()))
     with pytest.raises(PySparkException, match="GC has removed messages"):
-        log(spark, startOffset=known[2]).count()
-    assert log(spark, startOffset=known[2], failOnDataLoss="false").count() == 6
-    assert log(spark, startOffset=known[4]).count() == 6
+        log(spark, startingOffsets=known[2]).count()
+    assert log(spark, startingOffsets=known[2], failOnDataLoss="false").count() == 6
+    assert log(spark, startingOffsets=known[4]).count() == 6
     assert log(spark).count() == 6
-    assert log(spark, startOffset=known[2], topics="other").count() == 0
+    assert log(spark, startingOffsets=known[2], subscribe="other").count() == 0
 
 
 def test_what_gc_takes_between_planning_and_reading_is_an_error(spark, no_retention):
     sub = Sub(handler())
     collect_first(4, sub)
-    plain, careless = log(spark), log(spark, failOnDataLoss="false")
-    for frame in (plain, careless):
+    careful, careless = log(spark), log(spark, failOnDataLoss="false")
+    for frame in (careful, careless):
         assert frame.rdd.getNumPartitions() == 1  # it is planned
     sub.settle()
     assert garbage.collect(USING).messages == 6
     with pytest.raises(PySparkException, match="GC has removed messages"):
-        plain.collect()
+        careful.collect()
     assert careless.collect() == []
     assert log(spark).collect() == []
 
 
 def test_a_moment_before_what_gc_removed_is_an_error(spark, no_retention):
     collect_first(4, Sub(handler()))
+    moment = 1_577_836_800_000
     with pytest.raises(PySparkException, match="GC has removed messages"):
-        log(spark, startOffset="2020-01-01").count()
-    assert log(spark, startOffset="2020-01-01", failOnDataLoss="false").count() == 6
+        log(spark, startingTimestamp=moment).count()
+    assert log(spark, startingTimestamp=moment, failOnDataLoss="false").count() == 6
 
 
 def stream(spark: Any, **options: Any) -> Any:
-    return spark.readStream.format("mysqlqueue").options(**{name: str(value) for name, value in options.items()}).load()
+    options = {"startingOffsets": "earliest", **options}
+    return spark.readStream.format("mysqlqueue").options(**given(options)).load()
 
 
 def run(frame: Any, tmp_path: Any, name: str = "sunk", **trigger: Any) -> Any:
@@ -320,10 +420,45 @@ def test_a_stream_goes_on_where_it_was(spark, place, tmp_path):
 
 
 @pytest.mark.any_engine
+def test_a_stream_begins_at_the_end_as_with_kafka(spark, tmp_path):
+    publish("t", "before")
+    sequence()
+    frame = spark.readStream.format("mysqlqueue").option("subscribe", "t").load()
+    assert not any(batches_of(frame, tmp_path))
+    publish("t", "after")
+    sequence()
+    assert sum(map(len, batches_of(frame, tmp_path))) == 1
+
+
+@pytest.mark.any_engine
+def test_a_stream_keeps_the_start_of_each_topic_until_it_has_passed_it(spark, tmp_path):
+    """Its checkpoint has the starts: as with Kafka, the option counts for a new query only."""
+    known = {topic: [one.offset for one in QueueMessageFactory.create_batch(4, topic=topic)] for topic in ("a", "b")}
+
+    def read(**start: int) -> list[int]:
+        frame = stream(spark, subscribe="a,b", startingOffsets=json.dumps(start), maxOffsetsPerTrigger=3)
+        return [row[0] for batch in batches_of(frame, tmp_path) for row in batch]
+
+    assert read(a=known["a"][1], b=known["b"][2]) == known["a"][1:] + known["b"][2:]
+    later = [QueueMessageFactory(topic=topic).offset for topic in ("a", "b")]
+    assert read(a=later[1], b=later[1]) == later
+
+
+@pytest.mark.any_engine
+def test_a_stream_finds_new_topics_of_its_pattern(spark, tmp_path):
+    first = QueueMessageFactory(topic="a1").offset
+    frame = stream(spark, subscribePattern="a.")
+    assert [row[0] for batch in batches_of(frame, tmp_path) for row in batch] == [first]
+    QueueMessageFactory(topic="b1")
+    second = QueueMessageFactory(topic="a2").offset
+    assert [row[0] for batch in batches_of(frame, tmp_path) for row in batch] == [second]
+
+
+@pytest.mark.any_engine
 def test_a_stream_takes_no_more_than_it_was_told(spark, tmp_path):
     publish_many("t", range(25))
     sequence()
-    sizes = [len(batch) for batch in batches_of(stream(spark, maxRowsPerBatch=10), tmp_path)]
+    sizes = [len(batch) for batch in batches_of(stream(spark, maxOffsetsPerTrigger=10), tmp_path)]
     assert sizes == [10, 10, 5]
 
 
@@ -333,7 +468,7 @@ def test_a_gap_does_not_stop_a_stream(spark, tmp_path):
     sequence()
     known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
     QueueMessage.objects.filter(offset__in=known[3:27]).delete()
-    rows = [row[0] for batch in batches_of(stream(spark, maxRowsPerBatch=5), tmp_path) for row in batch]
+    rows = [row[0] for batch in batches_of(stream(spark, maxOffsetsPerTrigger=5), tmp_path) for row in batch]
     assert rows == known[:3] + known[27:]
 
 
@@ -341,11 +476,11 @@ def test_a_batch_run_again_is_the_same(spark, tmp_path):
     """A query that dies between its offsets and its commit runs the batch again: byte for byte."""
     publish_many("t", (Message({"n": n}, key=f"k{n}") for n in range(20)))
     sequence()
-    first = batches_of(stream(spark, maxRowsPerBatch=8), tmp_path)
+    first = batches_of(stream(spark, maxOffsetsPerTrigger=8), tmp_path)
     uncommit(tmp_path)
     publish_many("t", range(100))
     sequence()
-    again = batches_of(stream(spark, maxRowsPerBatch=8), tmp_path)
+    again = batches_of(stream(spark, maxOffsetsPerTrigger=8), tmp_path)
     assert again[0] == first[-1]
     assert sum(map(len, again)) == len(first[-1]) + 100
 
@@ -383,7 +518,7 @@ def test_a_stream_from_earliest_reads_leftovers_below_what_gc_removed(spark, tmp
             topic="t", defaults={"collected_offset": message.offset, "published_at": message.published_at}
         )
         message.delete()
-    found = batches_of(stream(spark, maxRowsPerBatch=2), tmp_path)
+    found = batches_of(stream(spark, maxOffsetsPerTrigger=2), tmp_path)
     assert sum(map(len, found)) == 3
     CollectedTopic.objects.update(collected_offset=10**9)
     publish("t", "later")
@@ -516,7 +651,7 @@ def test_a_replica_that_does_not_keep_the_order_is_refused(place, variables):
 @pytest.mark.any_engine
 def test_an_end_is_no_option_of_a_stream(spark, tmp_path):
     with pytest.raises(PySparkException, match="a stream has no end"):
-        batches_of(stream(spark, endOffset=5), tmp_path)
+        batches_of(stream(spark, endingOffsets=5), tmp_path)
 
 
 @pytest.mark.any_engine

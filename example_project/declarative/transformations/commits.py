@@ -27,7 +27,7 @@ def session() -> SparkSession:
 
 @dp.materialized_view(comment="The messages of the log, unchanged")
 def commits_bronze() -> DataFrame:
-    return session().read.format("mysqlqueue").option("topics", "commits").load()
+    return session().read.format("mysqlqueue").option("subscribe", "commits").load()
 
 
 @dp.materialized_view(comment="Commits with typed columns; payloads that are not commits are left out")
