@@ -16,6 +16,7 @@ from pyspark_mysqlqueue.archive.run import Job
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.session import QUIET, session
 from tests.support.harness import USING
+from tests.support.spark_log import PYSPARK
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,6 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
+            if PYSPARK < (4, 2):  # It leaves the sockets open by which it gets rows.
+                item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
             # The first one starts Spark, and a call of Java that is broken off breaks all that follow.
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(600))

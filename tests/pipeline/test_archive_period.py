@@ -16,7 +16,7 @@ from tests.support import garbage
 from tests.support.archives import some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, Sub, handler
-from tests.support.spark_log import collected
+from tests.support.spark_log import PYSPARK, collected
 
 
 @pytest.mark.parametrize("step", [0, 26])
@@ -38,7 +38,7 @@ def test_of_the_log_only_the_period_is_read(job, monkeypatch, step):
     plan = frames.everything(job.spark, job.place, None, since=since)._jdf.queryExecution()
     kept = [line for line in plan.executedPlan().toString().splitlines() if re.match(r"[-+ *():\d]*Filter ", line)]
     assert kept
-    assert "offset" not in "".join(kept), "the source has taken that condition"
+    assert ("offset" in "".join(kept)) is (PYSPARK < (4, 1)), "the source takes that condition"
 
 
 def test_a_moment_without_a_zone_is_named(job):

@@ -15,7 +15,7 @@ from pyspark_mysqlqueue import kafka_columns
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import sequence
 from tests.support.internals import messages
-from tests.support.spark_log import HOSTILE, LANES, UTC
+from tests.support.spark_log import HOSTILE, LANES, UTC, needs_filters, needs_streams
 
 KAFKA_SCHEMA = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT"
@@ -34,6 +34,7 @@ def write(frame: Any, **options: Any) -> None:
     frame.write.format("mysqlqueue").mode("append").options(**options).save()
 
 
+@needs_streams
 def test_a_job_of_sparks_kafka_guide_runs_with_two_lines_changed(spark, tmp_path):
     """The guide's stream from a topic to another, with the format and the servers replaced."""
     publish_many("topic1", (Message({"n": n}, key=f"k{n}") for n in range(5)))
@@ -118,6 +119,7 @@ def test_a_narrower_schema(spark, column):
             ).load().count()
 
 
+@needs_filters
 @pytest.mark.any_engine
 @pytest.mark.parametrize(
     "condition",

@@ -15,6 +15,7 @@ from django_mysqlqueue.models import OutboxMessage, QueueMessage
 from pyspark_mysqlqueue.frames import publisher_key
 from tests.support.handlers import Recorder
 from tests.support.harness import Sub, handler, sequence
+from tests.support.spark_log import needs_streams
 
 MINIMAL = "topic STRING, id STRING, payload STRING"
 
@@ -341,6 +342,7 @@ def test_messages_are_not_overwritten(spark):
         rows(spark, 1).write.format("mysqlqueue").mode("overwrite").save()
 
 
+@needs_streams
 @pytest.mark.promise("Spark writes")
 def test_a_stream_into_the_queue(spark, tmp_path):
     """Files come in, messages go out; a micro-batch that is run again adds nothing."""

@@ -31,7 +31,7 @@ from tests.support.backups import Backup, continue_after
 from tests.support.factories import ConsumerGroupFactory, QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import identify, lane, lane_of, messages, sequencing
-from tests.support.spark_log import HOSTILE, LANES, collected, expected
+from tests.support.spark_log import HOSTILE, LANES, NO_STREAMS, PYSPARK, collected, expected, needs_filters, needs_streams
 
 UTC = datetime.UTC
 
@@ -47,7 +47,8 @@ def plain(spark: Any, **options: Any) -> Any:
 
 
 def log(spark: Any, **options: Any) -> Any:
-    return spark.read.format("mysqlqueue").option("pushFilters", "true").options(**given(options)).load()
+    pushes = str(PYSPARK >= (4, 1)).lower()
+    return spark.read.format("mysqlqueue").option("pushFilters", pushes).options(**given(options)).load()
 
 
 def offsets(frame: Any) -> list[int]:
@@ -175,6 +176,7 @@ def test_a_narrower_schema_reads_only_those_columns(spark):
     assert plain(spark).schema("topic STRING").load().distinct().collect()[0].topic == "t"
 
 
+@needs_filters
 @pytest.mark.parametrize(
     ("condition", "pushed"),
     [
@@ -216,6 +218,7 @@ def test_filters_give_what_spark_alone_would(spark, condition, pushed):
     assert kept != pushed, plan
 
 
+@needs_filters
 @pytest.mark.any_engine
 def test_one_partition_of_the_log_is_read_by_one_task(spark):
     publish_many("t", (Message(n, key=f"k{n % 2}") for n in range(10)))
@@ -371,6 +374,8 @@ def test_a_moment_before_what_gc_removed_is_an_error(spark, no_retention):
 
 def stream(spark: Any, **options: Any) -> Any:
     options = {"startingOffsets": "earliest", **options}
+    if PYSPARK < (4, 2):
+        pytest.skip(NO_STREAMS)
     return spark.readStream.format("mysqlqueue").options(**given(options)).load()
 
 
@@ -419,6 +424,7 @@ def test_a_stream_goes_on_where_it_was(spark, place, tmp_path):
     assert last["log"] == identify(USING)
 
 
+@needs_streams
 @pytest.mark.any_engine
 def test_a_stream_begins_at_the_end_as_with_kafka(spark, tmp_path):
     publish("t", "before")

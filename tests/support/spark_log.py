@@ -5,10 +5,16 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import pyspark
+import pytest
 from django.db import connection
 
 from pyspark_mysqlqueue import log_schema
 
+PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
+needs_filters = pytest.mark.skipif(PYSPARK < (4, 1), reason="sources have filters since PySpark 4.1")
+NO_STREAMS = "streams have limits since PySpark 4.2"
+needs_streams = pytest.mark.skipif(PYSPARK < (4, 2), reason=NO_STREAMS)
 UTC = datetime.UTC
 LANES = ["k", "__p:-007:k", "__p:+100:__p:3"]
 HOSTILE = ["", "007", "a/b", "a,b", "a b ", "É\N{PILE OF POO}", "'; DROP", "%s", "\\", "\x00\n", "topic=x"]
