@@ -8,6 +8,7 @@ from scratch.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -35,11 +36,11 @@ def command(out: Path, more: list[str]) -> list[str]:
         more: Further arguments for ``spark-pipelines run``.
 
     Raises:
-        SystemExit: ``spark-pipelines`` is not installed.
+        SystemExit: The extra ``pipelines`` is not installed.
     """
+    if importlib.util.find_spec("grpc") is None:  # PySpark itself has the program, but not what it imports.
+        raise SystemExit("spark-pipelines needs further packages: pip install 'django-mysqlqueue[pipelines]'")
     program = Path(sys.executable).with_name("spark-pipelines")
-    if not program.exists():
-        raise SystemExit("spark-pipelines is not installed: pip install 'django-mysqlqueue[pipelines]'")
     out = out.resolve()
     (out / "storage").mkdir(parents=True, exist_ok=True)
     shutil.copytree(HERE / "transformations", out / "transformations", dirs_exist_ok=True)
