@@ -9,14 +9,7 @@ from django.utils import timezone, translation
 from django.utils.translation import ngettext
 
 from django_mysqlqueue.admin.shared import shared
-from django_mysqlqueue.inspection import (
-    Bounds,
-    QueueOverview,
-    QueueStatus,
-    StallTimes,
-    find_problems,
-    get_overview,
-)
+from django_mysqlqueue.inspection import Bounds, QueueOverview, QueueStatus, StallTimes, find_problems, get_overview
 from django_mysqlqueue.inspection.causes import QueueState, state_of, with_notes
 from django_mysqlqueue.inspection.trends import with_samples
 

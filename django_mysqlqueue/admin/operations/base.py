@@ -26,13 +26,7 @@ from django.utils.translation import gettext_lazy
 from django_mysqlqueue.admin.context import BadQuery, DashboardContext, choose_database
 from django_mysqlqueue.admin.diffs import DiffLine
 from django_mysqlqueue.admin.error_texts import ErrorTexts
-from django_mysqlqueue.admin.permissions import (
-    demand,
-    may,
-    may_search_errors,
-    search_refused,
-    text_of,
-)
+from django_mysqlqueue.admin.permissions import demand, may, may_search_errors, search_refused, text_of
 from django_mysqlqueue.admin.shared import shared
 from django_mysqlqueue.exceptions import OperationRefused, QueueError
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds

@@ -16,13 +16,7 @@ from django_mysqlqueue.admin.error_table import STATES, KindFilter, error_table
 from django_mysqlqueue.admin.formatting import last_line, moment
 from django_mysqlqueue.admin.pages.base import PAGE_ROWS, Page
 from django_mysqlqueue.admin.permissions import may_search_errors, search_refused
-from django_mysqlqueue.inspection import (
-    DeadLetterSummary,
-    RecordedDelivery,
-    dead_letters,
-    error_kinds,
-    message_history,
-)
+from django_mysqlqueue.inspection import DeadLetterSummary, RecordedDelivery, dead_letters, error_kinds, message_history
 from django_mysqlqueue.inspection.dead_letters import DeadLetter, DeadLetterMatches
 from django_mysqlqueue.models import DeliveryEvent
 from django_mysqlqueue.options import job_queues

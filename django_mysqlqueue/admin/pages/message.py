@@ -11,13 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from django_mysqlqueue.admin import copying
 from django_mysqlqueue.admin.context import BadQuery
-from django_mysqlqueue.admin.formatting import (
-    SHOWN_CHARACTERS,
-    metadata_text,
-    moment,
-    payload_text,
-    redacted,
-)
+from django_mysqlqueue.admin.formatting import SHOWN_CHARACTERS, metadata_text, moment, payload_text, redacted
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.pages.reasons import RESTS, reason_step
 from django_mysqlqueue.admin.pages.steps import Step, error_parts, job_steps, recurring_steps

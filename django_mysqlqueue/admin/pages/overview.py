@@ -17,10 +17,7 @@ from django_mysqlqueue.admin.history_charts import Row
 from django_mysqlqueue.admin.pages.base import Page
 from django_mysqlqueue.admin.permissions import visible
 from django_mysqlqueue.admin.status import worst
-from django_mysqlqueue.inspection import (
-    QueueOverview,
-    QueueStatus,
-)
+from django_mysqlqueue.inspection import QueueOverview, QueueStatus
 from django_mysqlqueue.inspection.causes import QueueState, unavailable
 from django_mysqlqueue.inspection.trends import passed_texts, read_rows
 from django_mysqlqueue.options.conf import get_settings
