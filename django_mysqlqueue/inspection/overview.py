@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from django_mysqlqueue.arguments import checked
@@ -119,6 +120,10 @@ class GroupOverview:
     """The first unsettled messages of partitions, oldest first; at most ``Bounds.heads``."""
     head_backlogs: dict[str, int]
     """The numbers of unsettled messages that were counted in their partitions, by key."""
+    partitions: tuple[str, ...]
+    """Partitions of its topic that have messages in the log; at most ``Bounds.groupless_partitions``."""
+    more_partitions: bool
+    """True if the topic has others."""
     subscribers: tuple[SubscriberStatus, ...]
     """Live and lost subscribers, without those that have stopped."""
 
@@ -411,6 +416,8 @@ class _GroupReader:
         halted = {key for key in firsts if lane_of(key).partition in paused} if paused else set()
         # What is paused comes last: nobody has to find out why it waits.
         first = sorted((key in halted, offset, key) for key, offset in firsts.items())[: self._bounds.heads]
+        ends, whole = self._ends.of(ref.topic)
+        partitions = tuple(islice(ends, self._bounds.groupless_partitions))
         return built(
             GroupOverview,
             row,
@@ -432,6 +439,8 @@ class _GroupReader:
                 key: sum(part.partitions.get(key, (0, 0))[1] for part in (claimed, unclaimed))
                 for key in {*halted, *(key for _, _, key in first)}
             },
+            partitions=partitions,
+            more_partitions=not whole or len(ends) > len(partitions),
             subscribers=tuple(subscribers),
         )
 

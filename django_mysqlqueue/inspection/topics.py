@@ -147,16 +147,17 @@ def _summary(
     estimate = None if messages.exact else _estimate(session, topic)
     if estimate is not None:
         messages = Count(max(estimate, messages.value))
-    ends, whole = dict[str, int](), True
-    if messages != Count(0):
+    keys, whole = (groups[0].partitions, not groups[0].more_partitions) if groups else ((), True)
+    if not groups and messages != Count(0):
         ends, whole = partitions.last_offsets(session, topic, limit=bounds.groupless_partitions)
-    first = oldest_message(session, topic, list(ends)) if whole else None
+        keys = tuple(ends)
+    first = oldest_message(session, topic, keys) if whole else None
     held_by, held_since = _holder(groups, first, archived, None if kept is None else now - int(kept * 1000))
     return replace(
         known,
         messages=messages,
         is_estimate=estimate is not None,
-        bytes=round(log_places.disk_per_message(session, topic, list(ends), 0) * messages.value) if messages else 0,
+        bytes=round(log_places.disk_per_message(session, topic, keys, 0) * messages.value) if messages else 0,
         oldest_at=None if first is None else first[1],
         held_by=held_by,
         held_since=None if held_since is None or kept is None else held_since + int(kept * 1000),

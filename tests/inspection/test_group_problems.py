@@ -58,6 +58,8 @@ def group(*heads, lag=None, subscribers=(), **values):
         "dead_letters": Count(0),
         "recent_dead_letters": Count(0),
         "head_backlogs": {},
+        "partitions": (),
+        "more_partitions": False,
         **values,
     }
     lag = Count(len(heads) if lag is None else lag)

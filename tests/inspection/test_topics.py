@@ -167,6 +167,23 @@ def test_more_partitions_and_messages_are_no_more_statements():
     assert cost() <= few + 4, "SQLite and servers whose statistics are old read some more partitions one by one"
 
 
+@pytest.mark.promise("Cost")
+@pytest.mark.parametrize("number", [3, 40])
+def test_partitions_that_the_overview_has_read_are_not_read_again(number):
+    bounds = dataclasses.replace(PAGES, groupless_partitions=20)
+    Sub(handler("t", "g"))
+    log(40, keys=[f"{place % number:04}" for place in range(40)])
+    overview = get_overview(using=USING, bounds=bounds)
+    found = []
+    for groups in (overview.groups, ()):
+        with CaptureQueriesContext(connection) as captured:
+            found += summarize_topics(Session(USING), ["t"], groups, overview.now, bounds=bounds)
+        reads = [one["sql"] for one in captured if "SELECT partition_key" in one["sql"]]
+        assert bool(reads) is not bool(groups), reads
+    assert (found[0].bytes, found[0].oldest_at) == (found[1].bytes, found[1].oldest_at)
+    assert (found[0].oldest_at is None) is (number > 20), "more partitions than it is searched for in"
+
+
 def test_what_is_not_read_in_time_is_left_out_but_for_the_first_topics(monkeypatch):
     sub = Sub(handler("t", "g"))
     log(2)
