@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django import template
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -150,16 +149,23 @@ def queue_database(context: dict[str, Any]) -> str:
 
 @register.simple_tag(takes_context=True)
 def queue_do(context: dict[str, Any], name: str, **parameters: object) -> str:
-    """Return the URL of an operation's page on the same database, which returns to the current page."""
+    """Return the attributes of a link to an operation's page on the same database, which returns to this page."""
     request = context["request"]
     named = {"database": context["database"], **parameters, "next": request.get_full_path()}
-    return do_url(request.current_app, name, **named)
+    return _operation(name, "href", do_url(request.current_app, name, **named))
 
 
 @register.simple_tag(takes_context=True)
 def queue_action(context: dict[str, Any], name: str) -> str:
-    """Return the URL to which a form submits selected rows. Its field ``queue_database`` names the database."""
-    return reverse("admin:django_mysqlqueue_dashboard_do", args=[name], current_app=context["request"].current_app)
+    """Return the attributes of a button that submits selected rows. The field ``queue_database`` names the database."""
+    return _operation(name, "formaction", do_url(context["request"].current_app, name))
+
+
+def _operation(name: str, attribute: str, address: str) -> SafeString:
+    from django_mysqlqueue.admin.operations import OPERATIONS  # As for sparklines.
+
+    mark = SafeString("data-dangerous " if OPERATIONS[name].dangerous else "")
+    return format_html('{}{}="{}"', mark, attribute, address)
 
 
 @register.simple_tag(takes_context=True)

@@ -107,7 +107,7 @@ def test_a_page_shows_one_database_and_its_links_and_forms_keep_it(client, both,
     links = [unescape(link) for link in re.findall(rf'href="({ROOT}[^"]*)"', own)]
     assert len(links) > len(TABS)
     assert [link for link in links if f"database={alias}" not in link] == []
-    forms = re.findall(r'<form (?:class="mq-filter"|method="post" action="' + ROOT + ").*?</form>", own, re.DOTALL)
+    forms = re.findall(r'<form (?:class="mq-filter"|method="post">).*?</form>', own, re.DOTALL)
     assert [form for form in forms if f'name="database" value="{alias}"' not in form] == []
     for link in dict.fromkeys(links):
         if link not in followed:

@@ -61,6 +61,11 @@ def faults(page: Page, *, first: str = "light") -> list[str]:
 
 TITLES = "() => [...document.querySelectorAll('.mq-page [title]')].map((one) => `only for a mouse: ${one.title}`)"
 """A title is shown to the mouse only. Those of charts are in a table, a label or the crosshair, too."""
+RED = """() => [...document.querySelectorAll('.mq-page :is([href*="/do/"], [formaction], [name="confirmed"])')].map(
+  (one) => [(one.href || one.formAction).split('/do/')[1].split('/')[0],
+    ['rgb(186, 33, 33)', 'rgb(179, 38, 30)', 'rgb(255, 138, 128)'].includes(
+      getComputedStyle(one)[one.matches('.button, input') ? 'backgroundColor' : 'color'])])"""
+"""The operations to which links and buttons lead, and whether these are red, as what deletes in the admin."""
 MIRRORED = """() => [
   ...[...document.querySelectorAll('.mq-page :is(pre, textarea, .mq-chart, .mq-cause-error code)')]
     .filter((one) => getComputedStyle(one).direction !== 'ltr'),

@@ -30,7 +30,7 @@ from django_mysqlqueue.operations import dropping, pausing
 from django_mysqlqueue.options.backoff import Backoff
 from django_mysqlqueue.schedules.timetables import timetable
 from tests.browser.conftest import Desk, Open
-from tests.browser.looks import BUSY, CUT_OFF, DISORDERED, MIRRORED, TITLES, faults
+from tests.browser.looks import BUSY, CUT_OFF, DISORDERED, MIRRORED, RED, TITLES, faults
 from tests.browser.pages import card, tab_to
 from tests.browser.site import Site
 from tests.conftest import QUEUE_MODELS
@@ -707,7 +707,7 @@ def test_every_page_is_accessible_fits_and_keeps_the_policy(
     """What the policy stops is a complaint of the desk.
 
     In English, no figure of a busy queue is cut off on a laptop, even beside the admin's list of models. From right to
-    left, code, charts, times and numbers are not mirrored.
+    left, code, charts, times and numbers are not mirrored. What cannot be undone is red, and nothing else.
     """
     settings.LANGUAGE_CODE = language
     schemes = {"en": "light", "ar": "dark"}
@@ -719,6 +719,8 @@ def test_every_page_is_accessible_fits_and_keeps_the_policy(
     for address in addresses:
         desk.open(address)
         found[address] = [*faults(page, first=schemes[language]), *page.evaluate(TITLES)]
+        red = page.evaluate(RED)
+        found[address] += [f"red: {is_red}: {name}" for name, is_red in red if is_red != OPERATIONS[name].dangerous]
         if language == "ar":
             assert page.evaluate("document.documentElement.dir") == "rtl"
             found[address] += [*page.evaluate(MIRRORED), *page.evaluate(DISORDERED)]
