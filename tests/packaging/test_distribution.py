@@ -19,6 +19,7 @@ ON_EXECUTORS = """
 import importlib.util, pyspark_mysqlqueue, sqlite3
 assert "site-packages" in pyspark_mysqlqueue.__file__
 assert [importlib.util.find_spec(name) for name in ("django", "django_mysqlqueue")] == [None, None]
+import pyspark_mysqlqueue.archive.run
 from pyspark_mysqlqueue.log_schema import COLUMNS
 from pyspark_mysqlqueue.session import session
 with sqlite3.connect("log.sqlite3") as database:
@@ -99,7 +100,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built) -> None:
 
 def test_the_wheel_for_spark_holds_its_package_and_nothing_else(built_for_spark: Built) -> None:
     spark = ROOT / "spark"
-    files = [*spark.rglob("*.py"), *(spark / "pyspark_mysqlqueue" / name for name in SPARK_DATA)]
+    package = spark / "pyspark_mysqlqueue"
+    files = [*package.rglob("*.py"), *(package / name for name in SPARK_DATA)]
     info = {name for name in built_for_spark.names() if name.startswith(f"{built_for_spark.release}.dist-info/")}
     assert built_for_spark.names() - info == {str(file.relative_to(spark)) for file in files}
     assert built_for_spark.read("licenses/LICENSE") == (ROOT / "LICENSE").read_text()
@@ -186,7 +188,9 @@ def test_the_wheel_for_spark_works_with_the_oldest_versions_and_without_django(
     """In a virtual environment that has nothing but it and what it requires: Spark finds the source by its name."""
     oldest = run_tests.find_python(run_tests.Leg("Python 3.10", (3, 10), (3, 11))) or sys.executable
     python = virtual_environment(tmp_path, oldest)
-    required = [line.replace(">=", "==") for line in built_for_spark.project["dependencies"]]
+    project = built_for_spark.project
+    lines = project["dependencies"] + project["optional-dependencies"]["spark"]
+    required = [line.replace(">=", "==") for line in lines]
     subprocess.run([python, "-m", "pip", "install", "-q", built_for_spark.wheel, *required], env=bare(), check=True)
     done = subprocess.run([python, "-c", ON_EXECUTORS], cwd=tmp_path, env=bare(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -195,12 +199,12 @@ def test_the_wheel_for_spark_works_with_the_oldest_versions_and_without_django(
 
 def test_spark_finds_the_source_in_an_editable_install_or_says_what_to_do(project: Path, tmp_path: Path) -> None:
     python = virtual_environment(tmp_path)
-    install = [python, "-m", "pip", "install", "-q", "--no-deps", "-e", project / "spark"]
+    install = [python, "-m", "pip", "install", "-q", "-c", project / "constraints.txt", "-e", project / "spark"]
     subprocess.run(install, env=bare(), check=True)
     (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    # The requirements of this interpreter, because PySpark takes half a minute to install.
-    for name in ("pyspark", "py4j", "pyarrow"):
-        (packages / name).symlink_to(Path(importlib.import_module(name).__file__ or "").parent)
+    # Those of this interpreter, because PySpark takes half a minute to install.
+    for name in ("pyspark", "py4j"):
+        (packages / name).symlink_to(importlib.import_module(name).__path__[0])
     other = virtual_environment(tmp_path / "other")
     env = {**bare(), "PATH": f"{other.parent}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
     env.pop("PYSPARK_PYTHON", None)
