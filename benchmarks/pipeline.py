@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 JAR = Path("/usr/share/java/mariadb-java-client.jar")
 FILL = 250_000
+MOST_WRITTEN = 500_000
 DAY_MS = 86_400_000
-CONTESTS = ("read", "drivers", "archive", "sink")
+CONTESTS = ("read", "three columns", "drivers", "archive", "sink")
+THREE = ("offset", "topic", "published_at")
 Contests = dict[str, dict[str, Callable[[], Any]]]
 
 
@@ -126,6 +128,7 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
     from django.db import connection
 
     from django_mysqlqueue.management.spark import project_place
+    from pyspark_mysqlqueue import frames
     from pyspark_mysqlqueue.session import session
 
     place = project_place("default")
@@ -137,20 +140,22 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
         cursor.execute("SELECT MIN(`offset`), MAX(`offset`), COUNT(*) FROM queue_messages")
         low, high, rows = cursor.fetchone()
 
-    def ours() -> Any:
-        given = {"subscribePattern": ".*", "minPartitions": str(options.partitions)}
-        return spark.read.format("mysqlqueue").options(**given).load()
+    url = f"jdbc:mysql://127.0.0.1:{port}/{connection.settings_dict['NAME']}?permitMysqlScheme"
+    login = {"user": "root", "driver": "org.mariadb.jdbc.Driver"}
+
+    def ours(columns: Sequence[str] | None = None) -> Any:
+        return frames.log(spark, place, columns=columns, minPartitions=str(options.partitions))
 
     def jdbc() -> Any:
         # With mariadb: instead of mysql:, Spark would quote the column `offset` as a string.
         return spark.read.jdbc(
-            f"jdbc:mysql://127.0.0.1:{port}/{connection.settings_dict['NAME']}?permitMysqlScheme",
+            url,
             "queue_messages",
             column="`offset`",
             lowerBound=low,
             upperBound=high + 1,
             numPartitions=options.partitions,
-            properties={"user": "root", "driver": "org.mariadb.jdbc.Driver", "fetchsize": "2000"},
+            properties={**login, "fetchsize": "2000"},
         )
 
     def noop(frame: Any) -> None:
@@ -163,12 +168,17 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
             "mysqlqueue": lambda: noop(ours()),
             "ready batches": lambda: noop(spark.read.format("ready").load()),
             "MySQLdb alone": lambda: _driver(place, rows),
+            "JDBC": lambda: noop(jdbc()),
         }
-        if JAR.exists():
-            contests["read"]["JDBC"] = lambda: noop(jdbc())
         if _has("connectorx"):
-            url = f"mysql://root@127.0.0.1:{port}/{connection.settings_dict['NAME']}"
-            contests["read"]["connectorx"] = lambda: _connectorx(url, options.partitions, rows)
+            contests["read"]["connectorx"] = lambda: _connectorx(
+                f"mysql://root@127.0.0.1:{port}/{connection.settings_dict['NAME']}", options.partitions, rows
+            )
+    if "three columns" in options.only:
+        contests["three columns"] = {
+            "mysqlqueue": lambda: noop(ours(THREE)),
+            "JDBC": lambda: noop(jdbc().select(*THREE)),
+        }
     if "drivers" in options.only:
         contests["drivers"] = {
             name: lambda name=name: _task(place, high, rows, name) for name in ("MySQLdb", "pymysql")
@@ -177,13 +187,14 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
         contests["archive"] = {
             "queuearchive": lambda: _archive(spark, place, folder / "archive", high, verified=True),
             "queuearchive, not verified": lambda: _archive(spark, place, folder / "archive", high, verified=False),
+            "JDBC to Parquet": lambda: jdbc().write.mode("overwrite").parquet(str(folder / "jdbc")),
         }
-        if JAR.exists():
-            contests["archive"]["JDBC to Parquet"] = lambda: (
-                jdbc().write.mode("overwrite").parquet(str(folder / "jdbc"))
-            )
     if "sink" in options.only:
-        contests["sink"] = {"mysqlqueue": lambda: _sink(spark, min(rows, 500_000))}
+        bulk = {**login, "batchsize": "2000", "rewriteBatchedStatements": "true"}
+        contests["sink"] = {
+            "mysqlqueue": lambda: _messages(spark, rows).write.format("mysqlqueue").mode("append").save(),
+            "JDBC": lambda: _messages(spark, rows).write.jdbc(url, "queue_outbox", "append", bulk),
+        }
     found = _run(contests, options.rounds, rows)
     spark.stop()
     return found
@@ -192,12 +203,12 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
 def _run(contests: Contests, rounds: int, rows: int) -> list[dict[str, Any]]:
     found = []
     for contest, runners in contests.items():
-        count = min(rows, 500_000) if contest == "sink" else rows
-        times: dict[str, list[float]] = {name: [] for name in runners}
+        count = min(rows, MOST_WRITTEN) if contest == "sink" else rows
+        times: dict[str, list[float]] = {name: [] for name in runners if JAR.exists() or not name.startswith("JDBC")}
         for _ in range(rounds + 1):
-            for name, runner in runners.items():
+            for name in times:
                 began = time.perf_counter()
-                runner()
+                runners[name]()
                 times[name].append(time.perf_counter() - began)
         medians = {name: statistics.median(taken[1:]) for name, taken in times.items()}  # the first one warms up
         base = next((medians[name] for name in medians if name.startswith("JDBC")), None)
@@ -320,19 +331,18 @@ def _archive(spark: Any, place: Any, path: Path, last: int, *, verified: bool) -
         run.grow(Job(spark, place, Root(str(path))))
 
 
-def _sink(spark: Any, rows: int) -> None:
+def _messages(spark: Any, rows: int) -> Any:
     from django.db import connection
     from pyspark.sql import functions as F  # noqa: N812
 
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE TABLE queue_outbox")
-    frame = spark.range(0, rows, 1, 4).select(
+    return spark.range(0, min(rows, MOST_WRITTEN), 1, 4).select(
         F.lit("orders").alias("topic"),
         F.concat(F.lit("id-"), F.col("id")).alias("id"),
         F.concat(F.lit("k"), F.col("id") % 100).alias("partition_key"),
         F.lpad(F.col("id").cast("string"), 200, "x").alias("payload"),
     )
-    frame.write.format("mysqlqueue").mode("append").save()
 
 
 def _say(*columns: Any) -> None:

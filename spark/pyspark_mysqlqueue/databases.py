@@ -14,7 +14,7 @@ import os
 import sqlite3
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -174,6 +174,10 @@ class Database(ABC):
         """Run a statement. Return the number of rows that it changed."""
 
     @abstractmethod
+    def insert(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Insert rows, whose values are str, bytes, int or None. Each column has as many values as there are rows."""
+
+    @abstractmethod
     def snapshot(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager: a read-only transaction that sees one state of the database."""
 
@@ -306,6 +310,8 @@ class Server(Database):
             read_timeout=NETWORK_TIMEOUT,
             write_timeout=NETWORK_TIMEOUT,
         )
+        # mysqlclient's. PyMySQL has another one, which is slower.
+        self._quote: Callable[[bytes], bytes] | None = getattr(self._connection, "string_literal", None)
         session = {variable.name: variable.value for variable in SESSION_MYSQL}
         # Strict mode: a value that does not fit is an error, regardless of the server's default.
         session["sql_mode"] = f"CONCAT_WS(',', {session['sql_mode']}, 'STRICT_ALL_TABLES')"
@@ -328,6 +334,31 @@ class Server(Database):
         """Run a statement. Return the number of rows that it changed."""
         with contextlib.closing(self._connection.cursor()) as cursor:
             return int(cursor.execute(sql, tuple(parameters)))
+
+    def insert(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Insert rows. Escaping column by column takes a third of the time of the driver's placeholders."""
+        rows = zip(*map(self._literals, columns.values()), strict=True)
+        names = ", ".join(f"`{name}`" for name in columns)
+        with contextlib.closing(self._connection.cursor()) as cursor:
+            cursor.execute(
+                f"INSERT INTO {table} ({names}) VALUES (".encode() + b"),(".join(map(b",".join, rows)) + b")"
+            )
+
+    def _literals(self, values: Sequence[Any]) -> list[bytes]:
+        first = values[0]
+        if values.count(first) == len(values):
+            return [self._literal(first)] * len(values)
+        if self._quote is None or None in values:
+            return list(map(self._literal, values))
+        if isinstance(first, str):
+            return list(map(self._quote, map(str.encode, values)))
+        if isinstance(first, bytes):
+            return [b"_binary%b" % quoted for quoted in map(self._quote, values)]
+        return [b"%d" % value for value in values]
+
+    def _literal(self, value: Any) -> bytes:
+        found: bytes | str = self._connection.literal(value) if self._quote else self._connection.escape(value)
+        return found if isinstance(found, bytes) else found.encode("utf-8", "surrogateescape")
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -434,6 +465,14 @@ class SQLiteFile(Database):
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> int:
         """Run a statement. Return the number of rows that it changed."""
         return self._connection.execute(self._spelled(sql), parameters).rowcount
+
+    def insert(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Insert rows, one by one."""
+        names = ", ".join(f"`{name}`" for name in columns)
+        marks = ", ".join("?" * len(columns))
+        self._connection.executemany(
+            f"INSERT INTO {table} ({names}) VALUES ({marks})", zip(*columns.values(), strict=True)
+        )
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -24,7 +24,7 @@ from pyspark_mysqlqueue.log_schema import OUTBOX
 from pyspark_mysqlqueue.options import PLACE_OPTIONS, check_known, flag, number
 from pyspark_mysqlqueue.shared.ids import new_message_id
 from pyspark_mysqlqueue.shared.keys import check_key, check_priority, hashed_partition, lane
-from pyspark_mysqlqueue.shared.rules import RESERVED_PREFIX, check_name, check_text
+from pyspark_mysqlqueue.shared.rules import KEY_LENGTH, RESERVED_PREFIX, check_name, check_text
 from pyspark_mysqlqueue.shared.sizes import LATEST_DELIVERY, MAX_METADATA_BYTES, MAX_PAYLOAD_BYTES, check_json_column
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ NOTE_BYTES = 2_000
 
 
 class Row(NamedTuple):
-    """A checked row, in the order of the statement's columns."""
+    """A checked row of the outbox."""
 
     topic: str
     partition_key: str
     publisher_key: str | None
-    message_id: str
+    id: str
     payload: bytes
     metadata: str
     target_group: str
@@ -78,7 +78,7 @@ class Row(NamedTuple):
     @property
     def weight(self) -> int:
         """The maximum number of bytes in a statement: escaping may double a byte, and a character has up to four."""
-        text = len(self.topic) + len(self.partition_key) + len(self.publisher_key or "") + len(self.message_id)
+        text = len(self.topic) + len(self.partition_key) + len(self.publisher_key or "") + len(self.id)
         return 2 * len(self.payload) + 4 * (text + len(self.metadata) + len(self.target_group)) + 70
 
 
@@ -100,10 +100,13 @@ class Sink:
         """Whether the columns are those of Spark's Kafka sink."""
         return not KAFKA_ONLY.isdisjoint(self.columns)
 
-    INSERT: ClassVar[str] = (
-        f"INSERT INTO {OUTBOX} "
-        "(topic, partition_key, publisher_key, id, payload, metadata, target_group, deliver_at) VALUES "
-    )
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The columns of the outbox to store. The server fills the others with their defaults faster."""
+        given = {"topic", "id", "payload", *(KAFKA_NAMES.get(name, name) for name in self.columns)}
+        if "priority" in given or self.partitions is not None:
+            given |= {"partition_key", "publisher_key"}
+        return tuple(name for name in Row._fields if name in given)
 
     @classmethod
     def of(cls, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Sink:
@@ -170,9 +173,18 @@ class Sink:
             limit = min(STATEMENT_BYTES, database.max_statement_bytes() // 2)
             with database.transaction():
                 for rows in _chunks(self._rows(batches), limit):
-                    _insert(database, rows, limit)
+                    self._insert(database, rows, limit)
                     written += len(rows)
         return written
+
+    def _insert(self, database: Database, rows: Sequence[Row], limit: int) -> None:
+        if len(rows) == 1 and rows[0].weight > limit and rows[0].weight > database.max_statement_bytes():
+            raise PipelineError(
+                f"the row with topic {rows[0].topic!r} and id {rows[0].id!r}: payload of {len(rows[0].payload)} "
+                "bytes: must be smaller than half of the server's max_allowed_packet"
+            )
+        columns = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
+        database.insert(OUTBOX, {name: columns[name] for name in self.stored})
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
         check = _Checked(self)
@@ -237,7 +249,8 @@ class _Checked:
         body = payload.encode() if isinstance(payload, str) else payload
         if len(body) > self.max_payload_bytes:
             raise InvalidMessage(f"{self.body} of {len(body)} bytes: maxPayloadBytes is {self.max_payload_bytes}")
-        check_text("id", message_id)
+        if not message_id.isascii() or len(message_id) > KEY_LENGTH:
+            check_text("id", message_id)
         if self.keep_partitions:
             partition = check_text("key", key or "")
             hashed = None if publisher_key is None else check_text("publisher_key", publisher_key)
@@ -364,16 +377,6 @@ def _chunks(rows: Iterator[Row], limit: int) -> Iterator[list[Row]]:
         size += weight
     if chunk:
         yield chunk
-
-
-def _insert(database: Database, rows: Sequence[Row], limit: int) -> None:
-    if len(rows) == 1 and rows[0].weight > limit and rows[0].weight > database.max_statement_bytes():
-        raise PipelineError(
-            f"the row with topic {rows[0].topic!r} and id {rows[0].message_id!r}: payload of {len(rows[0].payload)} "
-            "bytes: must be smaller than half of the server's max_allowed_packet"
-        )
-    values = ", ".join(["(%s, %s, %s, %s, %s, %s, %s, %s)"] * len(rows))
-    database.execute(Sink.INSERT + values, [value for row in rows for value in row])
 
 
 class Written(WriterCommitMessage):
