@@ -16,12 +16,6 @@ from pyspark_mysqlqueue.options import EVERY_TOPIC
 from pyspark_mysqlqueue.session import PUSHDOWN
 from pyspark_mysqlqueue.shared.keys import PARTITION_PREFIX
 
-CLOCK_STEP = datetime.timedelta(hours=26)
-"""Times in the log are in order, except that the server's clock may have been set back by at most this much.
-
-It covers a clock that was set to a wrong time zone.
-"""
-
 LANE_PREFIX = rf"(?s)\A{PARTITION_PREFIX}[+-].{{3}}:"
 """A regular expression in Java's syntax: the rule of ``lane_of``."""
 
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyspark_mysqlqueue.archive.root import Root
-    from pyspark_mysqlqueue.databases import Database, Place
+    from pyspark_mysqlqueue.databases import Place
     from pyspark_mysqlqueue.log_schema import Log
     from pyspark_mysqlqueue.reading import Span
 
@@ -163,13 +157,10 @@ def everything(
         DataLossError: GC has removed messages that the archive does not contain.
         PipelineError: A time has no time zone, or a column does not exist.
     """
-    from pyspark.sql import functions
-
     _check_moments(since=since, until=until)
     options = {}
     table = identity = None
     with place.connect() as database:
-        first = None if since is None else _first(database, since)
         if root is not None:
             table, identity = Table.find(root), log_offsets.identity(database)
             end = 0 if table is None else table.archived(identity)
@@ -182,12 +173,7 @@ def everything(
                     "are lost. Run queuearchive to continue with the others. Set ARCHIVE_REQUIRED to make GC wait for "
                     "the archive"
                 )
-    read = None if columns is None else tuple(dict.fromkeys(["offset", *columns]))
-    live = log(spark, place, topics=topics, columns=read, **options)
-    if first is not None:
-        # The source pushes this condition down into its ranges.
-        live = live.where(functions.col("offset") >= first)
-    live = _within(live if columns is None else live.select(*columns), since, until)
+    live = _within(log(spark, place, topics=topics, columns=columns, **options), since, until)
     if table is None or identity is None:
         return live
     old = archived(spark, table, identity, topics=topics, since=since, until=until)
@@ -235,12 +221,6 @@ def archived(
 
 def _may_have(range_: tuple[str, str] | None, topics: Sequence[str]) -> bool:
     return range_ is None or any(range_[0] <= topic <= range_[1] for topic in topics)
-
-
-def _first(database: Database, since: datetime.datetime) -> int:
-    """Return an offset below which no message was published at that time or later."""
-    floor = datetime.datetime.min.replace(tzinfo=datetime.timezone.utc) + CLOCK_STEP
-    return log_offsets.first_since(database, max(since, floor) - CLOCK_STEP)
 
 
 def _check_moments(**moments: datetime.datetime | None) -> None:

@@ -14,9 +14,14 @@ from pyspark_mysqlqueue.databases import Database
 from pyspark_mysqlqueue.errors import DataLossError, PipelineError
 from pyspark_mysqlqueue.log_schema import BY_PARTITION, COLLECTED, LOG, SEQUENCER, Log
 from pyspark_mysqlqueue.options import EPOCH, Edge, SourceOptions
+from pyspark_mysqlqueue.reading import NEVER
 from pyspark_mysqlqueue.shared import log_queries
 
 GROUPS = "queue_consumer_groups"
+CLOCK_STEP = 26 * 3_600_000
+"""Times in the log are in order, except that the server's clock may have been set back by at most this much, in
+milliseconds. It covers a clock that was set to a wrong time zone.
+"""
 
 
 def highest(database: Database) -> int:
@@ -68,6 +73,19 @@ def milliseconds(moment: datetime.datetime) -> int:
 def first_since(database: Database, moment: datetime.datetime) -> int:
     """Return the lowest offset from which all messages entered the log at a time or later, or the end plus one."""
     return log_queries.first_since(database, milliseconds(moment))
+
+
+def between(database: Database, since: int, before: int) -> tuple[int, int]:
+    """Return a first and a last offset, outside of which no message entered the log between two times.
+
+    Args:
+        database: A connection.
+        since: The first time, in epoch milliseconds.
+        before: The time after the last one; ``reading.NEVER``: any.
+    """
+    first = 0 if since <= 0 else log_queries.first_since(database, since - CLOCK_STEP)
+    last = NEVER if before == NEVER else log_queries.first_since(database, before + CLOCK_STEP) - 1
+    return first, last
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from pyspark_mysqlqueue import kafka_columns, log_schema
+from pyspark_mysqlqueue import kafka_columns, log_offsets, log_schema
+from pyspark_mysqlqueue.options import EPOCH
 from pyspark_mysqlqueue.source import LogReader
 
 MOST_VALUES = 1000
@@ -39,13 +41,15 @@ class PushingLogReader(LogReader):
         value = getattr(one, "value", None)
         if len(attribute) != 1:
             return False
-        (name,) = attribute
+        name = kafka_columns.LOG_NAMES.get(attribute[0], "") if self.query.is_kafka else attribute[0]
         if isinstance(one, IsNotNull):
-            column = log_schema.BY_NAME.get(kafka_columns.LOG_NAMES.get(name, name))
+            column = log_schema.BY_NAME.get(name)
             # A time that no timestamp can represent is NULL, too.
             return column is not None and column.kind != "time" and not column.nullable
         if name == "offset":
             return self._takes_offset(one, value)
+        if name == "published_at":
+            return self._takes_time(one, value)
         if name not in PUSHED_TEXTS:
             return False
         if not isinstance(one, (EqualTo, In)):
@@ -75,6 +79,26 @@ class PushingLogReader(LogReader):
             self._narrow(None, value - 1)
         elif isinstance(one, LessThanOrEqual):
             self._narrow(None, value)
+        else:
+            return False
+        return True
+
+    def _takes_time(self, one: Filter, value: Any) -> bool:
+        if not isinstance(value, datetime.datetime) or value.tzinfo is None:
+            return False
+        at = log_offsets.milliseconds(value)
+        # The log has whole milliseconds: the first one at or after the time, and the first one after it.
+        first = at if value == EPOCH + datetime.timedelta(milliseconds=at) else at + 1
+        if isinstance(one, EqualTo):
+            self.since, self.before = max(self.since, first), min(self.before, at + 1)
+        elif isinstance(one, GreaterThan):
+            self.since = max(self.since, at + 1)
+        elif isinstance(one, GreaterThanOrEqual):
+            self.since = max(self.since, first)
+        elif isinstance(one, LessThan):
+            self.before = min(self.before, first)
+        elif isinstance(one, LessThanOrEqual):
+            self.before = min(self.before, at + 1)
         else:
             return False
         return True

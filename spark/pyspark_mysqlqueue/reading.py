@@ -31,6 +31,8 @@ FETCH_BYTES = 16 * 2**20
 """Limits of one batch. Only payloads count as bytes."""
 FIRST_FETCH = 100
 """Maximum number of rows that are fetched at a time if payloads are selected."""
+NEVER = 2**63 - 1
+"""A time after those of all messages, in epoch milliseconds."""
 TRIES = 6
 """Number of consecutive lost connections, without a row in between, after which reading fails."""
 RECONNECT = Backoff(initial=0.5, jitter=0.0)
@@ -68,6 +70,8 @@ class Query:
         floors: Topics of which only later offsets are read: the topic, the offset above which it is read, and the one
             above which GC must not have removed anything.
         ceilings: Topics of which only earlier offsets are read: the topic and the last offset.
+        since: Only messages that entered the log at this time or later, in epoch milliseconds.
+        before: Only messages that entered the log before this time.
         is_kafka: Whether the columns are those of ``kafka_columns``, not the log's.
     """
 
@@ -76,6 +80,8 @@ class Query:
     watch_above: int | None = None
     floors: tuple[tuple[str, int, int], ...] = ()
     ceilings: tuple[tuple[str, int], ...] = ()
+    since: int = 0
+    before: int = NEVER
     is_kafka: bool = False
 
     def selection(self) -> Selection:
@@ -102,6 +108,12 @@ class Query:
         for topic, up_to in self.ceilings:
             sql += " AND (topic <> %s OR `offset` <= %s)"
             parameters += (topic, up_to)
+        if self.since > 0:
+            sql += " AND published_at >= %s"
+            parameters.append(self.since)
+        if self.before < NEVER:
+            sql += " AND published_at < %s"
+            parameters.append(self.before)
         return sql, parameters
 
     @property

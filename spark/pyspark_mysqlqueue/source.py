@@ -146,6 +146,8 @@ class LogReader(DataSourceReader):
         """The lowest offset that the filters allow."""
         self.last: int | None = None
         """The highest offset that the filters allow (None: any)."""
+        self.since, self.before = 0, reading.NEVER
+        """The times that the filters allow: the first one, and the one after the last one, in epoch milliseconds."""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the spans to read.
@@ -157,13 +159,16 @@ class LogReader(DataSourceReader):
             log_offsets.warn_of_unknown_topics(database, self.options.topics)
             options = log_offsets.resolved(database, self.options)
             found = log_offsets.batch(database, options)
-            up_to = found.up_to if self.last is None else min(found.up_to, self.last)
-            span = Span(max(found.above, self.first - 1), up_to)
+            first, last = log_offsets.between(database, self.since, self.before)
+            up_to = min(found.up_to, last) if self.last is None else min(found.up_to, last, self.last)
+            span = Span(max(found.above, first - 1, self.first - 1), up_to)
             query = replace(
                 self.query.also(options.wanted),
                 watch_above=max(found.watch, span.above) if options.fail_on_data_loss else None,
                 floors=found.floors,
                 ceilings=found.ceilings,
+                since=self.since,
+                before=self.before,
             )
             reading.check_complete(database, query, span.above)
         return planned(span, options, query)

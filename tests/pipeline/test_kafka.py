@@ -124,7 +124,7 @@ def test_a_narrower_schema(spark, column):
 @pytest.mark.parametrize(
     "condition",
     ["topic = 'a'", "offset > {0}", "key = 'k1'", "value IS NOT NULL AND topic IN ('a', 'c')", "partition = 3",
-     "headers[0].key = 'm'", "timestamp > '2020-01-01'", "key IS NULL"],
+     "headers[0].key = 'm'", "timestamp > '2020-01-01'", "timestamp < '2020-01-01'", "key IS NULL"],
 )  # fmt: skip
 def test_filters_give_what_spark_alone_would(spark, condition):
     for number in range(6):

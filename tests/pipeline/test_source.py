@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Iterator
+from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.models import CollectedTopic, QueueMessage, Sequencer
-from pyspark_mysqlqueue import log_marks, log_offsets, log_schema
+from pyspark_mysqlqueue import log_marks, log_offsets, log_schema, reading
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.frames import publisher_key
@@ -34,6 +35,14 @@ from tests.support.internals import identify, lane, lane_of, messages, sequencin
 from tests.support.spark_log import HOSTILE, LANES, NO_STREAMS, PYSPARK, collected, expected, needs_filters, needs_streams
 
 UTC = datetime.UTC
+
+
+HOUR = 3_600_000
+COMPARE = {"<": lt, "<=": le, "=": eq, ">=": ge, ">": gt, "<>": ne}
+
+
+def at(hour: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(1_700_000_000 + hour * 3600, UTC)
 
 
 def given(options: dict[str, Any]) -> dict[str, str]:
@@ -216,6 +225,37 @@ def test_filters_give_what_spark_alone_would(spark, condition, pushed):
     plan = frame._jdf.queryExecution().executedPlan().toString()
     kept = any(re.match(r"[-+ *():\d]*Filter ", line) for line in plan.splitlines())
     assert kept != pushed, plan
+
+
+@needs_filters
+@pytest.mark.parametrize("operator", ["<", "<=", "=", ">=", ">", "<>"])
+def test_times_of_publishing_are_compared_in_the_database(spark, operator):
+    """A filter may be finer than the log's milliseconds, and the clock may have been set back."""
+    hours = (0, 30, 31, 10, 11, 40)
+    for hour in hours:
+        QueueMessageFactory(published_at=1_700_000_000_000 + hour * 3_600_000)
+    known = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    step = datetime.timedelta(microseconds=400)
+    for hour in (10, 11, 30):
+        for moment in (at(hour) - step, at(hour), at(hour) + step):
+            where = F.expr(f"published_at {operator} TIMESTAMP '{moment.isoformat()}'")
+            frame = log(spark).where(where)
+            assert offsets(frame) == [
+                offset for offset, one in zip(known, hours, strict=True) if COMPARE[operator](at(one), moment)
+            ]
+            plan = frame._jdf.queryExecution().executedPlan().toString()
+            left = re.findall(r"published_at#\d+ [<>=]+ ", plan)
+            assert bool(left) == (operator == "<>"), plan
+
+
+def test_times_of_publishing_narrow_the_offsets(place):
+    hours = (0, 30, 100, 101, 80, 200)
+    known = [QueueMessageFactory(published_at=hour * HOUR).offset for hour in hours]
+    with place.connect() as database:
+        assert log_offsets.between(database, 0, reading.NEVER) == (0, reading.NEVER)
+        first, last = log_offsets.between(database, 90 * HOUR, 101 * HOUR)
+    assert known[1] < first <= known[2]
+    assert known[4] <= last < known[5]
 
 
 @needs_filters
