@@ -780,12 +780,20 @@ for _column in LATENCY_COLUMNS:
 
 
 class Reader(QueueModel):
-    """A reader of the log outside this database, such as the archive, for which GC waits."""
+    """How far a reader outside of this database, such as the archive or a stream of Spark, has read a topic."""
 
-    name = BytewiseCharField(_("name"), max_length=NAME_LENGTH, primary_key=True)
+    pk = models.CompositePrimaryKey("name", "topic")
+    name = BytewiseCharField(_("name"), max_length=NAME_LENGTH)
+    topic = BytewiseCharField(
+        _("topic"), max_length=TOPIC_COLUMN_LENGTH, db_default="", blank=True, help_text=_("'': all topics")
+    )
     read_offset = models.BigIntegerField(_("read offset"), help_text=_("everything up to it has been read"))
     owner = BytewiseCharField(
         _("owner"), max_length=NAME_LENGTH, db_default="", help_text=_("of the archive: the id of its Delta table")
+    )
+    marked_offset = models.BigIntegerField(_("marked offset"), db_default=0)
+    mark = models.BigIntegerField(
+        _("mark"), db_default=0, help_text=_("of a stream: the newest mark of the log up to the read offset")
     )
     moved_at = models.BigIntegerField(_("moved at"), db_default=NowMilliseconds())
 

@@ -137,6 +137,7 @@ ROLES: dict[str, Role] = {
                     models.CoalesceKey: "D",
                     models.DebouncedMessage: "D",
                     models.QuarantinedMessage: "D",
+                    models.Reader: "D",
                     models.JobResult: "IU",
                     models.JobStage: "U",
                     models.Schedule: "IUD",

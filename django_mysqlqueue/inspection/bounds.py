@@ -99,6 +99,8 @@ class StallTimes:
     """For a tick of a recurring schedule that is due."""
     missing: float = 30.0
     """For a task that no subscriber is known to run, although jobs of it wait. Subscribers try again after 30 s."""
+    reader: float = 172_800.0
+    """For a registered reader that has not read, although there are messages."""
     transaction: float = 300.0
     """For an open transaction, which delays the server's purge."""
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from django_mysqlqueue.arguments import checked
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.db.tables import GROUPS, SEQUENCER
+from django_mysqlqueue.db.tables import GROUPS, READERS, SEQUENCER
 from django_mysqlqueue.filter_policies import FilterPolicy
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import NO_DEAD_LETTERS, DeadLetterCount, count_by_group
@@ -35,6 +35,7 @@ from django_mysqlqueue.service.databases import queue_alias
 from django_mysqlqueue.service.groups import OptionColumns, waiting_since
 from django_mysqlqueue.service.heartbeats import RoundTrip
 from django_mysqlqueue.service.log import Ends, all_topics
+from django_mysqlqueue.service.readers import RegisteredReader, registered
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.routing import Route
 from django_mysqlqueue.sql.session import Session, built
@@ -245,6 +246,8 @@ class QueueOverview:
     """Messages of the log that wait to be relayed to other databases, by database."""
     routes: Mapping[str, Route] = field(default_factory=dict)
     """Where the messages of topics go that move, or have moved, to another database, by topic."""
+    readers: tuple[RegisteredReader, ...] = ()
+    """The registered readers, for which GC keeps messages, by name."""
     log_bytes: int | None = None
     """About how many bytes of disk the log takes, by the server's statistics (on SQLite, the size of the file); None if
     the overview is of some groups only."""
@@ -331,9 +334,10 @@ def get_overview(
         window = settings.health.window
     lease_ms = int((settings.lease_duration if lease_duration is None else lease_duration) * 1000)
     now = session.now()
-    last_offset, sequenced_at, debounced, routes = session.row(
-        f"SELECT last_offset, sequenced_at, debounced, routes FROM {SEQUENCER} WHERE id = 1"
-    ) or (0, 0, 0, "{}")
+    last_offset, sequenced_at, debounced, routes, has_readers = session.row(
+        f"SELECT last_offset, sequenced_at, debounced, routes, EXISTS (SELECT 1 FROM {READERS}) FROM {SEQUENCER} "
+        "WHERE id = 1"
+    ) or (0, 0, 0, "{}", False)
     rows = _registered(session, group, topic, bounds.groups + 1)
     topics = log_bytes = None
     dlqs = sorted({dlq_topic(row.topic) for row in rows})
@@ -365,6 +369,7 @@ def get_overview(
         log_bytes=log_bytes,
         relays=read_relays(session, topics or (), bounds=bounds),
         routes=routing.decoded(routes),
+        readers=tuple(registered(session)) if has_readers else (),
     )
 
 

@@ -51,6 +51,7 @@ Kind = Literal[
     "relay",
     "moves",
     "route",
+    "reader",
     "recurring",
     "recurring_failed",
     "missing_task",
@@ -125,6 +126,7 @@ ADVICE = {
     "relay": gettext_lazy("Make that database available; the messages wait here until then."),
     "moves": gettext_lazy("Finish the move, or cancel it."),
     "route": gettext_lazy("Correct the settings, or move the topic with queuemove."),
+    "reader": gettext_lazy("Start its stream, or drop the reader with queuedropreader if it is not needed any more."),
     "mode": gettext_lazy("Stop the group's subscribers and run queuegroupmode, or deploy the registered mode."),
     "refused": gettext_lazy("Correct what the reason names, then start it again."),
     "recurring": gettext_lazy("Check the log of the subscribers for “recurring.failed”."),
@@ -213,6 +215,11 @@ SEVERAL = {
     "route": ngettext_lazy(
         "%(number)s topic was moved to another database than MYSQLQUEUE['TOPICS'] names",
         "%(number)s topics were moved to other databases than MYSQLQUEUE['TOPICS'] names",
+        "number",
+    ),
+    "reader": ngettext_lazy(
+        "%(number)s registered reader has not read for long",
+        "%(number)s registered readers have not read for long",
         "number",
     ),
     "mode": ngettext_lazy(

@@ -135,6 +135,7 @@ def find_problems(
     if overview.topics is not None:
         found += subscriber_problems.refused(session, overview)
         found += queue_problems.recurring(overview, stall_times)
+        found += queue_problems.readers(overview, stall_times)
         found += topics.disk(session, overview, thresholds.max_log_size)
         found += queue_problems.groupless_topics(session, overview.topics, overview.now, bounds=bounds)
     found = list(costs.added(session, overview, found, declared, by_key))

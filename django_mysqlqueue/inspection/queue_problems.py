@@ -8,7 +8,7 @@ from functools import partial
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue.db.tables import LOG
+from django_mysqlqueue.db.tables import ARCHIVE, LOG
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.dead_letters import count_topic
@@ -148,6 +148,24 @@ def relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
             else:
                 advice = _("MYSQLQUEUE names no such database here: subscribers with other settings must relay them.")
             yield waiting_for(0, "relay", f"{text} {advice}" % values)
+
+
+def readers(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
+    """Yield registered readers that GC waits for, and that have not read for long."""
+    for reader in overview.readers:
+        unread, silent = overview.last_offset - reader.offset, age(overview.now, reader.moved_at)
+        if reader.name == ARCHIVE and not get_settings().archive_required:
+            continue
+        if unread <= 0 or silent < times.reader:
+            continue
+        text = ngettext(
+            "The reader %(name)s has not read for %(age)s. GC keeps %(number)s offset of the log for it.",
+            "The reader %(name)s has not read for %(age)s. GC keeps %(number)s offsets of the log for it.",
+            unread,
+        )
+        text %= {"name": repr(reader.name), "age": duration(silent), "number": f"{unread:,}"}
+        topic = reader.topics[0] if len(reader.topics) == 1 else None
+        yield Problem(1, "reader", text, topic=topic, since=reader.moved_at)
 
 
 def groupless_topics(session: Session, in_log: Iterable[str], now: int, *, bounds: Bounds = PAGES) -> Iterator[Problem]:

@@ -777,12 +777,24 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="Reader",
             fields=[
-                ("name", BytewiseCharField("name", max_length=100, primary_key=True, serialize=False)),
+                ("pk", models.CompositePrimaryKey("name", "topic", serialize=False)),
+                ("name", BytewiseCharField("name", max_length=100)),
+                (
+                    "topic",
+                    BytewiseCharField("topic", max_length=120, db_default="", blank=True, help_text="'': all topics"),
+                ),
                 ("read_offset", models.BigIntegerField("read offset", help_text="everything up to it has been read")),
                 (
                     "owner",
                     BytewiseCharField(
                         "owner", max_length=100, db_default="", help_text="of the archive: the id of its Delta table"
+                    ),
+                ),
+                ("marked_offset", models.BigIntegerField("marked offset", db_default=0)),
+                (
+                    "mark",
+                    models.BigIntegerField(
+                        "mark", db_default=0, help_text="of a stream: the newest mark of the log up to the read offset"
                     ),
                 ),
                 ("moved_at", models.BigIntegerField("moved at", db_default=NowMilliseconds())),

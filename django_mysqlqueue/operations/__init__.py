@@ -15,6 +15,7 @@ from django_mysqlqueue.operations.moving import cancel_move, move_topic, prepare
 from django_mysqlqueue.operations.pausing import pause, resume
 from django_mysqlqueue.operations.publishing import publish
 from django_mysqlqueue.operations.quarantine import delete_quarantined, requeue_quarantined
+from django_mysqlqueue.operations.readers import drop_reader
 from django_mysqlqueue.operations.recurring import (
     create_recurring,
     delete_recurring,
@@ -58,6 +59,7 @@ __all__ = [
     "delete_recurring",
     "discard",
     "drop_group",
+    "drop_reader",
     "edit",
     "forget",
     "import_celery_beat",

@@ -1,4 +1,4 @@
-"""GC: deletes messages from the log that every group has settled and whose retention has expired."""
+"""GC: deletes messages whose retention has expired, and that all groups and registered readers have done with."""
 
 from __future__ import annotations
 
@@ -123,31 +123,50 @@ def _next_partitions(session: Session, place: Checkpoint, most: int) -> tuple[st
     return (topic, keys) if keys else None
 
 
-def floors(session: Session, topic: str, keys: list[str]) -> dict[str, int] | None:
-    """Return the lowest watermark of all registered groups in each partition, or None if the topic has no group.
+class Waited(NamedTuple):
+    """For whom GC waits in a topic."""
 
-    For a group without an offsets row in a partition, its start offset counts: a group that is being deployed must
-    not lose messages. Messages that are relayed to another database have the relay's watermark.
+    starts: dict[str, int]
+    """The start offsets of all registered groups."""
+    read_offset: int
+    """The offset up to which all registered readers have read. The archive counts if ``ARCHIVE_REQUIRED`` is set."""
+
+
+def floors(session: Session, topic: str, keys: list[str]) -> tuple[dict[str, int] | None, int]:
+    """Return the lowest watermark of all registered groups in each partition, and that of all registered readers.
+
+    Without a group, the first is None. For a group without an offsets row in a partition, its start offset counts: a
+    group that is being deployed must not lose messages. Messages that are relayed to another database have the relay's
+    watermark.
     """
+    starts, read_offset = _waited(session, topic)
     if (target := relay_target(topic)) is not None:
-        return dict.fromkeys(keys, relaying.watermark(session, target).read_offset)
-    starts = _starts(session, topic)
+        return dict.fromkeys(keys, relaying.watermark(session, target).read_offset), read_offset
     if not starts:
-        return None
+        return None, read_offset
     acked: dict[str, dict[str, int]] = {key: {} for key in keys}
     join = f"{session.dialect.join_to(OFFSETS, 's')} ON {BY_KEY}"
     for group in starts:
         rows = session.joined("SELECT s.partition_key, s.offset_acked", "k", keys, join, after=(group, topic))
         for key, offset in rows:
             acked[key][group] = offset
-    return {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
+    lowest = {key: min(acked[key].get(group, start) for group, start in starts.items()) for key in keys}
+    return lowest, read_offset
 
 
-def _starts(session: Session, topic: str) -> dict[str, int]:
-    """Return the start offsets of all registered groups of a topic."""
-    # ``whole``: a group that is missing from the answer would lose messages.
-    rows = session.whole(f"SELECT consumer_group, start_offset FROM {GROUPS} WHERE topic = %s{last_row(2)}", (topic,))
-    return dict(rows)
+def _waited(session: Session, topic: str) -> Waited:
+    # ``whole``: a group or reader that is missing from the answer would lose messages.
+    rows = session.whole(
+        f"SELECT consumer_group, start_offset, 0 FROM {GROUPS} WHERE topic = %s UNION ALL "
+        f"SELECT name, read_offset, 1 FROM {READERS} WHERE topic IN ('', %s){last_row(3)}",
+        (topic, topic),
+    )
+    read = {name: offset for name, offset, is_reader in rows if is_reader}
+    archived = read.pop(ARCHIVE, 0)
+    if get_settings().archive_required:
+        read[ARCHIVE] = archived
+    starts = {name: start for name, start, is_reader in rows if not is_reader}
+    return Waited(starts, min(read.values(), default=NO_FLOOR))
 
 
 def held_back_by(session: Session, ref: GroupRef, *, most: int, rows: int, seconds: float) -> tuple[int, bool]:
@@ -157,7 +176,7 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int, rows: int, secon
 
     ``seconds``: after this time, no further partitions are read, apart from the first ``rows``.
     """
-    starts = _starts(session, ref.topic)
+    starts, read_offset = _waited(session, ref.topic)
     own = starts.pop(ref.group, None)
     if own is None or relay_target(ref.topic) is not None:
         return 0, True
@@ -169,7 +188,7 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int, rows: int, secon
         ends, whole = partitions.last_offsets(session, ref.topic, limit=rows, after=after)
         after = max(ends, default=None)
         acked = unclaimed.watermarks(session, ref, ends, own)
-        ranges = {key: (acked[key], end) for key, end in ends.items() if acked[key] < end}
+        ranges = {key: (acked[key], min(end, read_offset)) for key, end in ends.items() if acked[key] < end}
         for group, start in starts.items():
             if not ranges:
                 break
@@ -195,13 +214,12 @@ def _collect_chunk(
     ``dry_run``: if True, only count.
     """
     limit = max(1, rows // len(above))
-    lowest = floors(session, topic, sorted(above))
+    lowest, read_offset = floors(session, topic, sorted(above))
     settings = get_settings()
     retention = settings.retention_of(relayed_from(topic), has_groups=lowest is not None)
     if retention is None:
         return Collected(0, 0, Checkpoint(topic, last))
     youngest = session.now() - int(retention * 1000)
-    ceiling = archived_offset(session) if settings.archive_required else NO_FLOOR
     one = (
         "SELECT partition_key, `offset`, published_at "
         f"FROM {LOG}{session.dialect.force_index('queue_messages_partition')} "
@@ -210,7 +228,7 @@ def _collect_chunk(
     doomed: dict[str, list[int]] = {}
     times: list[int] = []
     parameters = [
-        (topic, key, offset, ceiling if lowest is None else min(ceiling, lowest[key]), limit)
+        (topic, key, offset, read_offset if lowest is None else min(read_offset, lowest[key]), limit)
         for key, offset in above.items()
     ]
     for key, offset, published_at in session.each(one, parameters):

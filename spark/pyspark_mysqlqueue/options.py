@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pyspark_mysqlqueue.databases import Place
-from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.errors import InvalidMessage, PipelineError
+from pyspark_mysqlqueue.shared.rules import check_name
 from pyspark_mysqlqueue.shared.sizes import LATEST_DELIVERY
+from pyspark_mysqlqueue.shared.tables import ARCHIVE
 
 Edge = int | datetime.datetime | Literal["earliest", "latest"]
 """One end of a range: an offset, a time, or an end of the log."""
@@ -33,6 +35,7 @@ SOURCE_OPTIONS = (
     "columns",
     "includeHeaders",
     "pushFilters",
+    "reader",
 )
 EVERY_TOPIC = ".*"
 NAMED: Mapping[int, Literal["earliest", "latest"]] = {-2: "earliest", -1: "latest"}
@@ -133,6 +136,18 @@ def parse_topics(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(topics))
 
 
+def _reader_name(options: Mapping[str, str], *, is_stream: bool) -> str:
+    if "reader" not in options:
+        return ""
+    if not is_stream or options["reader"] == ARCHIVE:
+        why = "only streams can be registered readers" if not is_stream else "the archive has this name"
+        raise PipelineError(f"option reader={options['reader']!r}: {why}")
+    try:
+        return check_name("option reader", options["reader"])
+    except InvalidMessage as error:
+        raise PipelineError(str(error)) from None
+
+
 def _parse_pattern(text: str) -> str:
     try:
         re.compile(text)
@@ -197,6 +212,7 @@ class SourceOptions:
     max_offsets_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     push_filters: bool = False
+    reader: str = ""
 
     OFFSETS_PER_PARTITION: ClassVar[int] = 250_000
     MOST_PARTITIONS: ClassVar[int] = 200
@@ -241,6 +257,7 @@ class SourceOptions:
             number(options, "maxOffsetsPerTrigger", most=2**62),
             flag(options, "failOnDataLoss", default=True),
             flag(options, "pushFilters", default=False),
+            _reader_name(options, is_stream=is_stream),
         )
 
 

@@ -14,10 +14,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from pyspark_mysqlqueue import log_marks, log_offsets, reading
+from pyspark_mysqlqueue import log_marks, log_offsets, readers, reading
 from pyspark_mysqlqueue.databases import Database
 from pyspark_mysqlqueue.log_marks import Position
 from pyspark_mysqlqueue.options import SourceOptions
+from pyspark_mysqlqueue.readers import Reader
 from pyspark_mysqlqueue.reading import Query, Span
 from pyspark_mysqlqueue.sink import Sink, Written
 from pyspark_mysqlqueue.source import planned, read
@@ -38,6 +39,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.query = query
         self.target: int | None = None
+        self.registered: Position | None = None
+        """The position that the registered reader has stored."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a new stream begins.
@@ -49,7 +52,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with self.options.place.connect() as database:
             log_offsets.warn_of_unknown_topics(database, self.options.topics)
             begin = log_offsets.initial(database, log_offsets.resolved(database, self.options))
-            return log_marks.stored(database, begin)
+            offset = log_marks.stored(database, begin)
+            self._register(database, Position.of(offset))
+        return offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch: ``maxOffsetsPerTrigger``, else all available messages."""
@@ -71,6 +76,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             last = log_offsets.highest(database)
             stored = Position.of(start)
             position = self._checked(database, stored)
+            # Spark has committed the micro-batch that ends here. It calls ``commit`` only after the next one.
+            self._register(database, position)
             above = position.offset
             if self.target is not None:
                 last = min(last, self.target)
@@ -111,7 +118,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(self.options.place, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: Spark stores the offsets, and the queue does not keep track of streams."""
+        """Do nothing: ``latestOffset`` stores the position of a registered reader."""
+
+    def _register(self, database: Database, position: Position) -> None:
+        if self.options.reader and position != self.registered:
+            reader = Reader(position.offset, "", position.marked_offset, position.mark)
+            readers.move(database, self.options.reader, reader, self.options.topics)
+            self.registered = position
 
 
 class OutboxStreamWriter(DataSourceStreamArrowWriter):

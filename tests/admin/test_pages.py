@@ -11,10 +11,17 @@ from django.apps import apps
 from django.contrib.auth.models import User
 from django.urls import resolve
 
-from django_mysqlqueue import publish
+from django_mysqlqueue import publish, publish_many
 from django_mysqlqueue.admin.operations import OPERATIONS
 from django_mysqlqueue.admin.pages import PAGES
-from django_mysqlqueue.models import ConsumerGroup, DeliveryState, PartitionLease, QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import (
+    ConsumerGroup,
+    DeliveryState,
+    PartitionLease,
+    QueueMessage,
+    Reader,
+    SubscriberHeartbeat,
+)
 from tests.support.dashboard import HOSTILE, ROOT, WAITS, confirm, page, query_of
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
@@ -271,3 +278,16 @@ def test_what_is_stored_is_shown_as_text(client, name):
 def test_no_page_is_in_the_transaction_of_atomic_requests(client, address):
     """It would begin before the time limits, and keep locks until the response is sent."""
     assert {"default", "other"} <= resolve(f"{ROOT}{address}").func._non_atomic_requests
+
+
+def test_registered_readers_are_listed_and_dropped(client):
+    publish_many("t", range(3))
+    sequence()
+    read = QueueMessage.objects.latest("offset").offset - 2
+    assert "Registered readers" not in page(client, "offsets")
+    Reader.objects.create(name="lake", read_offset=read)
+    shown = page(client, "offsets")
+    assert f'<td data-label="read offset" class="mq-n">{read}</td>' in shown
+    assert '<td data-label="unread offsets" class="mq-n">2</td>' in shown
+    assert confirm(client, "drop-reader", reader="lake") == ["The reader lake is dropped."]
+    assert not Reader.objects.exists()

@@ -17,6 +17,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     PartitionLease,
     QueueMessage,
+    Reader,
     Rollup,
     SubscriberHeartbeat,
 )
@@ -50,6 +51,7 @@ from tests.support.internals import (
     job_rows,
     leasing,
     pruning,
+    readers,
     rollups,
     run,
     samples,
@@ -146,6 +148,16 @@ def counted() -> None:
 @act("pause", sequenced)
 def _() -> None:
     pausing.set_paused(ALIAS, G, actor=ME, reason="why not", paused=True)
+
+
+def with_a_reader() -> None:
+    sequenced()
+    Reader.objects.create(name="lake", topic=TOPIC, read_offset=0)
+
+
+@act("drop a reader", with_a_reader)
+def _() -> None:
+    readers.drop(ALIAS, "lake", actor=ME)
 
 
 def paused() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from django_mysqlqueue import publish
-from django_mysqlqueue.models import ConsumerGroup, Operation, PartitionLease, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, Operation, PartitionLease, QueueMessage, Reader
 from django_mysqlqueue.schedules.definitions import Definition
 from django_mysqlqueue.schedules.timetables import Timetable
 from tests.support import job_worlds
@@ -58,6 +58,7 @@ OPERATIONS = [
     ("queuerecurring", "every 1 d"),
     ("queueoperations --action pause", "Pause group"),
     ("queuequarantine", "The quarantine is empty."),
+    ("queuedropreader lake --noinput", "The reader lake is dropped."),
     ("queuerelease g t k --dry-run", "leases will be released: 1."),
 ]
 """A command line, and what it says."""
@@ -77,6 +78,7 @@ def test_every_command_works_where_the_queue_is(named, settings):
     PartitionLease.objects.using(QUEUE).create(consumer_group="g", topic="t", partition_key="k", leased_by="s:1")
     job_rows.insert(Session(QUEUE), [NewResult("job", "default", "default", "tests.app.jobs.add", "{}", 0, 0, 1)])
     settings.TASKS = job_worlds.TASKS
+    Reader.objects.using(QUEUE).create(name="lake", read_offset=0)
     for line, said in OPERATIONS:
         assert said in command(*line.split(), *named), line
     assert on_queue(Operation) == len([line for line, _ in OPERATIONS if "--noinput" in line])

@@ -25,6 +25,7 @@ from django_mysqlqueue.inspection.problem import Kind
 from django_mysqlqueue.inspection.subscriber_problems import Death, NewestJobs
 from django_mysqlqueue.management import refusals
 from django_mysqlqueue.models import ConsumerGroup
+from django_mysqlqueue.service.readers import RegisteredReader
 from tests.inspection.test_group_problems import NOW, TIMES, G, ago, ended, group, head, live
 from tests.inspection.test_queue_problems import overview, run, schedule
 from tests.support.factories import QuarantinedMessageFactory
@@ -111,6 +112,8 @@ def of_the_queue(monkeypatch):
     refused = RefusedMessage("t", "m", 7, ERROR)
     for relay in (RelayBacklog("copy", Count(2), ago(900), refused), RelayBacklog("copy", Count(2), ago(900))):
         yield from queue_problems.relays(overview(relays=(relay,)), TIMES)
+    reader = RegisteredReader("lake", (), 0, ago(3 * 86_400))
+    yield from queue_problems.readers(dataclasses.replace(overview(), last_offset=9, readers=(reader,)), TIMES)
     moved = dataclasses.replace(overview(), routes={"t": Route("copy", USING)})
     yield from queue_problems.routes(moved)
     failed = schedule(900, error=ERROR, runs=(run("FAILED", error="MyDriverError"),))

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command, get_commands, loa
 from django.db import connection
 
 from django_mysqlqueue import publish, publish_many
-from django_mysqlqueue.models import QueueMessage, SubscriberHeartbeat
+from django_mysqlqueue.models import QueueMessage, Reader, SubscriberHeartbeat
 from tests.support.commands import run
 from tests.support.handlers import fail
 from tests.support.harness import USING, Sub, handler, sequence
@@ -32,6 +32,7 @@ CHANGE = {
     "queuedeadletter": ["g", "t", "--id", "milk"],
     "queuediscard": ["lost"],
     "queuedropgroup": ["g", "t"],
+    "queuedropreader": ["lake"],
     "queuegroupmode": ["g", "t", "shared"],
     "queuepause": ["g", "t"],
     "queueredrive": ["lost"],
@@ -70,6 +71,7 @@ def world(db):
     publish("lost", 1)
     Sub(handler(function=lambda delivery: delivery.nack(delay=3600)), handler(topic="lost", function=fail)).settle()
     publish("t", 1, id="tea", delay=1000)
+    Reader.objects.create(name="lake", read_offset=10**9)
     publish_many("t", range(2))
     sequence()
 

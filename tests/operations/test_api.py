@@ -24,6 +24,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QuarantinedMessage,
     QueueMessage,
+    Reader,
     Schedule,
     SubscriberHeartbeat,
 )
@@ -160,6 +161,10 @@ def move(**how: Any) -> Result:
         return operations.move_topic("t", "queue", **how)
 
 
+def a_reader() -> None:
+    Reader.objects.create(name="lake", read_offset=0)
+
+
 CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "pause": (registered, lambda **how: operations.pause(*REF, **how)),
     "resume": (paused, lambda **how: operations.resume(*REF, **how)),
@@ -194,6 +199,7 @@ CALLS: dict[str, tuple[Callable[[], None], Callable[..., Result]]] = {
     "delete_recurring": (abandoned, lambda **how: operations.delete_recurring("s", **how)),
     "requeue_quarantined": (QuarantinedMessageFactory, lambda **how: operations.requeue_quarantined([a_row()], **how)),
     "delete_quarantined": (QuarantinedMessageFactory, lambda **how: operations.delete_quarantined([a_row()], **how)),
+    "drop_reader": (a_reader, lambda **how: operations.drop_reader("lake", **how)),
     "forget": (lost, lambda **how: operations.forget(a_subscriber(), **how)),
 }
 """Function → what must be there, and a call that changes something of it."""
@@ -257,7 +263,8 @@ def test_nobody_is_refused(db, name, actor):
 
 # The queues of ``TASKS`` always exist.
 UNKNOWN = (
-    r"There is no (group|topic|subscriber|schedule) '|Neither waiting nor running in topic 'jobs.default': "
+    r"There is no (group|topic|subscriber|schedule|registered reader) '"
+    r"|Neither waiting nor running in topic 'jobs.default': "
     r"|None of these messages is in the quarantine\."
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +52,7 @@ def _spark(_place: Place) -> Iterator[Any]:
 
 @pytest.fixture
 def place(db: None, _place: Place) -> Place:
-    Sequencer.objects.get_or_create(pk=1, defaults={"log_id": str(uuid.uuid4())})
+    Sequencer.objects.get_or_create(pk=1)
     return _place
 
 

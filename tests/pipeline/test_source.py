@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_mysqlqueue import Message, publish, publish_many
-from django_mysqlqueue.models import CollectedTopic, QueueMessage, Sequencer
+from django_mysqlqueue.models import CollectedTopic, LogMark, QueueMessage, Reader, Sequencer
 from pyspark_mysqlqueue import log_marks, log_offsets, log_schema, reading
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
@@ -27,6 +27,7 @@ from pyspark_mysqlqueue.log_offsets import milliseconds
 from pyspark_mysqlqueue.options import SourceOptions
 from pyspark_mysqlqueue.reading import Query
 from pyspark_mysqlqueue.source import LogReader
+from pyspark_mysqlqueue.streams import LogStreamReader
 from tests.support import garbage
 from tests.support.backups import Backup, continue_after
 from tests.support.factories import ConsumerGroupFactory, QueueMessageFactory
@@ -756,3 +757,79 @@ def test_priorities_and_keys_of_the_log(spark, settings):
     sequence()
     found = log(spark).select("id", "priority", publisher_key().alias("key")).collect()
     assert sorted(map(tuple, found)) == sorted(wanted)
+
+
+# -- registered readers ---------------------------------------------------------
+
+
+@pytest.mark.promise("Retention")
+def test_a_registered_reader_keeps_what_it_has_not_read(spark, place, tmp_path, no_retention):
+    """Its position follows its checkpoint."""
+    sub = Sub(handler()).step()
+    marked(range(3))
+    read = stream(spark, subscribe="t,u", startingOffsets="earliest", reader="lake")
+    assert sum(map(len, batches_of(read, tmp_path))) == 3
+    end = QueueMessage.objects.latest("offset").offset
+    mark = LogMark.objects.get()
+    assert set(Reader.objects.values_list("name", "topic", "read_offset", "marked_offset", "mark")) == {
+        ("lake", topic, end, mark.marked_offset, mark.mark) for topic in ("t", "u")
+    }
+    publish_many("t", range(2))
+    sub.settle()
+    garbage.collect(USING)
+    assert QueueMessage.objects.count() == 2, "those that it has not read"
+    assert sum(map(len, batches_of(read, tmp_path))) == 2
+    garbage.collect(USING)
+    assert not QueueMessage.objects.exists()
+
+
+def test_a_registered_reader_is_never_ahead_of_its_checkpoint(spark, tmp_path):
+    """A micro-batch that fails is run again."""
+
+    def write(batch: Any, number: int) -> None:
+        if number == 1 and (tmp_path / "fail").exists():
+            raise ValueError("a full disk")
+
+    def go() -> None:
+        read = stream(spark, maxOffsetsPerTrigger=2, reader="lake")
+        read.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+
+    marked(range(6))
+    offsets = list(QueueMessage.objects.order_by("offset").values_list("offset", flat=True))
+    (tmp_path / "fail").touch()
+    for _ in range(2):
+        with pytest.raises(PySparkException, match="a full disk"):
+            go()
+        assert Reader.objects.get().read_offset == offsets[1]
+    (tmp_path / "fail").unlink()
+    go()
+    assert Reader.objects.get().read_offset == offsets[-1]
+
+
+def test_a_new_stream_is_registered_before_its_first_micro_batch(place):
+    marked(range(3))
+    options = {**place.options(), "subscribePattern": ".*", "startingOffsets": "2", "reader": "lake"}
+    LogStreamReader(SourceOptions.of(options, is_stream=True), Query(("offset",))).initialOffset()
+    assert list(Reader.objects.values_list("name", "topic", "read_offset")) == [("lake", "", 1)]
+
+
+def test_a_stream_that_is_not_registered_stores_nothing(spark, tmp_path):
+    marked(range(3))
+    batches_of(stream(spark), tmp_path)
+    assert not Reader.objects.exists()
+
+
+@pytest.mark.any_engine
+@pytest.mark.parametrize(
+    ("name", "is_stream", "why"),
+    [
+        ("lake", False, "only streams can be registered readers"),
+        ("archive", True, "the archive has this name"),
+        ("a b", True, "must be 1 to 100 letters"),
+    ],
+)
+def test_wrong_readers_are_refused(name, is_stream, why):
+    with pytest.raises(PipelineError, match=why):
+        SourceOptions.of({"subscribe": "t", "reader": name}, is_stream=is_stream)

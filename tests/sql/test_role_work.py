@@ -231,6 +231,7 @@ OPERATIONS = {
     "delete_recurring": lambda: twice(operations.delete_recurring, "gone"),
     "discard": lambda: pass_dead_letters(operations.discard),
     "drop_group": lambda: each(operations.drop_group),
+    "drop_reader": lambda: twice(operations.drop_reader, "lake"),
     "edit": lambda: twice(operations.edit, "t_dlq", "edited", offset=dead("t_dlq")),
     "forget": lambda: twice(operations.forget, lost()),
     "import_celery_beat": import_celery_beat,

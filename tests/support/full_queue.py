@@ -100,7 +100,8 @@ def fill() -> None:
     RelayWatermark.objects.create(target="elsewhere", relayed_offset=10**9, read_offset=10**9)
     for number in (1, 2, 3):
         QuarantinedMessageFactory(pk=number)
-    Reader.objects.create(name="archive", read_offset=2)
+    for name in ("archive", "lake"):
+        Reader.objects.create(name=name, read_offset=2)
     _complete()
 
 

@@ -27,6 +27,7 @@ EXCEPTIONS = Path(__file__).parent.parent / "sql" / "exceptions.txt"
 SMALL = {
     "queue_consumer_groups": "a row for each group",
     "queue_sequencer": "one row",
+    "queue_readers": "a row for each topic of a registered reader",
     "innodb_trx": "a row for each transaction",
     "tables": "a row for each table; of information_schema",
 }

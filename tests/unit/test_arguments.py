@@ -50,6 +50,7 @@ CALLS = {
         "delete_quarantined": (([1],), BY),
         "discard": (("t.dlq",), {"ids": ["i"], **BY}),
         "drop_group": (("g", "t"), BY),
+        "drop_reader": (("r",), BY),
         "edit": (("t.dlq", 1), {"id": "i", **BY}),
         "forget": (("s",), BY),
         "import_celery_beat": ((), BY),

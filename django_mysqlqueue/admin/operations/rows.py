@@ -104,6 +104,15 @@ class CancelTask(AdminOperation):
 
 
 declare(
+    "drop-reader",
+    gettext_lazy("Drop reader"),
+    operations.drop_reader,
+    form=ReasonForm,
+    fields={"reader": forms.CharField(widget=forms.HiddenInput)},
+    dangerous=True,
+    named="reader",
+)
+declare(
     "forget",
     gettext_lazy("Forget a lost subscriber"),
     operations.forget,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from django_mysqlqueue.inspection.topics import TopicSummary, summarize_topics
 from django_mysqlqueue.names.keys import lane_of
 from django_mysqlqueue.service import log
 from django_mysqlqueue.service.counts import Count, total
+from django_mysqlqueue.service.readers import RegisteredReader
 from django_mysqlqueue.text.escaping import visible
 from django_mysqlqueue.text.humanize import partition_text
 
@@ -66,6 +67,8 @@ class OffsetsPage(Page):
     position = "after"
     shows_several_topics = True
     log_bytes: int | None = None
+    readers: Sequence[RegisteredReader] = ()
+    last_offset = 0
 
     def context(self) -> dict[str, Any]:
         session = self.session
@@ -107,6 +110,7 @@ class OffsetsPage(Page):
             "topics": names,
             "topic_rows": [] if is_of_partitions else self._topics(topic),
             "log_bytes": self.log_bytes,
+            "readers": [(one, max(0, self.last_offset - one.offset)) for one in self.readers],
             "by_backlog": by_backlog,
             "order_text": self._order_text(backlogs) if by_backlog and backlogs is not None else _("by key"),
             "heat_map": None if one is None or not backlogs else self._heat_map(one, backlogs),
@@ -123,7 +127,7 @@ class OffsetsPage(Page):
         """Return the topics that the user may view, or one of them."""
         found = self.read_overview()
         if topic is None and self.topics_to_view() is None:
-            self.log_bytes = found.log_bytes
+            self.log_bytes, self.readers, self.last_offset = found.log_bytes, found.readers, found.last_offset
         names = {topic} if topic is not None else set(found.topics or log.all_topics(self.session))
         groups = [group for group in found.groups if topic in (None, group.ref.topic)]
         visible = [name for name in names if self.may_view(name)]
