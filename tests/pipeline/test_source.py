@@ -33,7 +33,16 @@ from tests.support.backups import Backup, continue_after
 from tests.support.factories import ConsumerGroupFactory, QueueMessageFactory
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import identify, lane, lane_of, messages, sequencing
-from tests.support.spark_log import HOSTILE, LANES, NO_STREAMS, PYSPARK, collected, expected, needs_filters, needs_streams
+from tests.support.spark_log import (
+    HOSTILE,
+    LANES,
+    NO_STREAMS,
+    PYSPARK,
+    collected,
+    expected,
+    needs_filters,
+    needs_streams,
+)
 
 UTC = datetime.UTC
 
