@@ -151,9 +151,8 @@ ROLES: dict[str, Role] = {
     "archiver": Role(
         "archive the log with Spark",
         (
-            *_tables(
-                {models.QueueMessage: "S", models.Sequencer: "S", models.LogMark: "S", models.CollectedTopic: "S"}
-            ),
+            *_tables({models.QueueMessage: "S", models.LogMark: "S", models.CollectedTopic: "S"}),
+            *_table(models.Sequencer, "S", UPDATE=("epoch",)),
             *_table(models.Reader, "SID"),
             Grant("SELECT", MIGRATIONS),
         ),

@@ -31,7 +31,7 @@ NO_PATH = "the archive's path is not configured: pass --path or set MYSQLQUEUE['
 PATH_HELP = "folder or URI of the archive (default with manage.py: MYSQLQUEUE['ARCHIVE_PATH'])"
 MASTER_HELP = "Spark's master URL (default: the one given to spark-submit, else local[*])"
 FORMAT_HELP = "output format (default: text)"
-ACTIONS = ("grow", "verify", "compact", "expire", "vacuum", "status")
+ACTIONS = ("grow", "verify", "compact", "expire", "vacuum", "new-epoch", "status")
 
 
 class Failed(PipelineError):
@@ -83,7 +83,8 @@ def archive_arguments(parser: argparse.ArgumentParser) -> None:
         default="grow",
         help="grow (default): archive the messages that the archive does not have yet; verify: read every file and "
         "compare each row with its checksum; compact: merge small files; expire: remove old messages from the archive; "
-        "vacuum: delete files that the table no longer has; status: show the archive's size and its last offset",
+        "vacuum: delete files that the table no longer has; new-epoch: accept a log that was restored from a backup; "
+        "status: show the archive's size and its last offset",
     )
     parser.add_argument("--path", metavar="ROOT", help=PATH_HELP)
     parser.add_argument("--master", metavar="URL", help=MASTER_HELP)
@@ -154,7 +155,7 @@ def _is_local(options: Mapping[str, Any]) -> bool:
 
 
 def _has_tasks(action: str, place: Place, root: Root) -> bool:
-    if action in ("compact", "vacuum"):
+    if action in ("compact", "vacuum", "new-epoch"):
         return False
     if action != "grow":
         return True
@@ -173,6 +174,9 @@ def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if action == "vacuum":
         gone = run.vacuum(job, keep=datetime.timedelta(hours=options["keep"]))
         return {"files": len(gone), "says": [f"Deleted {_counted(len(gone), 'file')}."]}
+    if action == "new-epoch":
+        log = run.new_epoch(job)
+        return {"log": log.id, "epoch": log.epoch, "says": [f"The log {log.id} has the epoch {log.epoch} now."]}
     if action == "grow":
         with job.place.connect() as database:
             todo = run.pending(database, job.root)

@@ -44,7 +44,7 @@ def identity(database: Database) -> Log:
     Raises:
         PipelineError: It has none.
     """
-    found = database.rows(f"SELECT log_id, 0 FROM {SEQUENCER}")
+    found = database.rows(f"SELECT log_id, epoch FROM {SEQUENCER}")
     if not found or not found[0][0]:
         raise PipelineError(f"the log has no id in the table {SEQUENCER}: run manage.py migrate")
     return Log(str(found[0][0]), int(found[0][1]))

@@ -23,8 +23,8 @@ class Reader(NamedTuple):
 
 def find(database: Database, name: str) -> Reader | None:
     """Return a reader's place, or None if it is not registered."""
-    rows = database.rows(f"SELECT read_offset, owner FROM {READERS} WHERE name = %s", (name,))
-    return Reader(int(rows[0][0]), str(rows[0][1])) if rows else None
+    rows = database.rows(f"SELECT read_offset, owner, marked_offset, mark FROM {READERS} WHERE name = %s", (name,))
+    return Reader(*rows[0]) if rows else None
 
 
 def move(database: Database, name: str, reader: Reader, topics: Sequence[str] | None = None) -> None:

@@ -13,14 +13,15 @@ from deltalake.exceptions import CommitFailedError
 
 from django_mysqlqueue import publish
 from django_mysqlqueue.models import QueueMessage, Reader, Sequencer
-from pyspark_mysqlqueue import checksums, log_offsets
+from pyspark_mysqlqueue import checksums, log_marks, log_offsets
 from pyspark_mysqlqueue.archive import files, run
 from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.reading import Span
-from tests.support.archives import contents, held, named, parquet, some
+from tests.support.archives import contents, held, named, parquet, read, some
+from tests.support.backups import Backup
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING, sequence
 from tests.support.internals import Session, retention
@@ -227,14 +228,15 @@ def test_two_runs_do_not_collide(job):
 def test_of_two_runs_without_a_lock_one_commits(job):
     some(5)
     log, last = log_of(job), QueueMessage.objects.order_by("-offset")[0].offset
+    end = end_of(job, last)
     Table.create(job.root)
     first, second = Table.open(job.root), Table.open(job.root)
     written = files.write_span(job.place, job.root, log, Span(0, last))
-    first.append(log, 0, last, written)
+    first.append(0, end, written)
     with pytest.raises(PipelineError, match="another run has archived some of them meanwhile"):
-        second.append(log, 0, last - 1, files.write_span(job.place, job.root, log, Span(0, last - 1)))
+        second.append(0, end_of(job, last - 1), files.write_span(job.place, job.root, log, Span(0, last - 1)))
     with pytest.raises(PipelineError, match="another run has archived some of them meanwhile"):
-        Table.open(job.root).append(log, 0, last, written)
+        Table.open(job.root).append(0, end, written)
     assert held(job) == contents(job) == expected()
 
 
@@ -242,6 +244,7 @@ def test_of_two_runs_without_a_lock_one_commits(job):
 def test_a_commit_whose_answer_was_lost_is_not_made_again(job, monkeypatch):
     some(5)
     log, last = log_of(job), QueueMessage.objects.order_by("-offset")[0].offset
+    end = end_of(job, last)
     table = Table.create(job.root)
     real = table.delta.create_write_transaction
 
@@ -250,7 +253,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_again(job, monkeypatch):
         raise CommitFailedError("no answer")
 
     monkeypatch.setattr(table.delta, "create_write_transaction", lost, raising=False)
-    table.append(log, 0, last, files.write_span(job.place, job.root, log, Span(0, last)))
+    table.append(0, end, files.write_span(job.place, job.root, log, Span(0, last)))
     assert held(job) == contents(job) == expected()
 
 
@@ -281,14 +284,36 @@ def test_a_run_starts_from_the_end_that_the_table_has(job):
 
 
 @pytest.mark.promise("Archive")
-def test_a_database_that_went_back_stops_the_archive(job):
+@pytest.mark.parametrize("grown", [False, True], ids=["shorter", "grown past the archive"])
+def test_a_database_that_went_back_stops_the_archive(job, grown):
+    mark_is_due()
+    some(5)
+    backup = Backup(USING)
+    mark_is_due()
     some(5)
     run.grow(job)
-    keep = QueueMessage.objects.order_by("offset")[2].offset
-    QueueMessage.objects.filter(offset__gt=keep).delete()
-    Sequencer.objects.update(last_offset=keep)
-    with pytest.raises(PipelineError, match=rf"which ends at {keep}: the database was restored from a backup"):
+    before = expected()
+    backup.restore()
+    if grown:
+        mark_is_due()
+        some(9)
+    with pytest.raises(
+        PipelineError, match=r"was restored to an earlier state since: connect to the database that was"
+    ):
         run.grow(job)
+    assert contents(job) == before
+    assert run.new_epoch(job).epoch == 1
+    run.grow(job)
+    assert held(job) == expected()
+    assert read(job).num_rows == len(before) + len(expected())
+    assert len(set(zip(*(read(job)[name].to_pylist() for name in ("log", "epoch", "offset")), strict=True))) == len(
+        before
+    ) + len(expected())
+    assert run.verify(job) == []
+    backup.restore()  # which is of epoch 0, too
+    with pytest.raises(PipelineError, match="was restored to an earlier state since"):
+        run.grow(job)
+    assert run.new_epoch(job).epoch == 2
 
 
 @pytest.mark.any_engine
@@ -333,6 +358,15 @@ def test_the_tables_log_has_no_key_id_or_payload(job):
 def log_of(job):
     with job.place.connect() as database:
         return log_offsets.identity(database)
+
+
+def end_of(job, offset):
+    with job.place.connect() as database:
+        return log_marks.position(database, offset)
+
+
+def mark_is_due():
+    Sequencer.objects.update(marked_at=0)
 
 
 def checksum(database, offset):

@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from django_mysqlqueue.models import Sequencer
 from pyspark_mysqlqueue import checksums
 from pyspark_mysqlqueue.archive import files, run, table
 from pyspark_mysqlqueue.archive.root import Root, sync
 from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.log_marks import Position
 from tests.support.archives import contents, held, named, parquet, read, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import USING
@@ -105,7 +107,7 @@ def test_thirty_daily_runs_are_compacted_with_few_rows_written_again(tmp_path, d
         )
         batch = full(found)
         done = files._flush(root.open(), log, [batch])
-        archive.append(log, number * rows, (number + 1) * rows, done)
+        archive.append(number * rows, Position((number + 1) * rows, *log), done)
         written += archive.compact()
     assert written <= 5 * 30 * rows
     kept = Table.open(root).files()
@@ -157,24 +159,23 @@ def test_files_that_a_vacuum_has_deleted_are_not_committed(job):
     written = files.write_span(job.place, job.root, log, run.Span(0, expected()[-1][0]))
     Path(job.root.uri, written[0].path).unlink()
     with pytest.raises(PipelineError, match="this program does not see the file"):
-        Table.create(job.root).append(log, 0, expected()[-1][0], written)
+        Table.create(job.root).append(0, Position(expected()[-1][0], *log), written)
     assert contents(job) == []
 
 
 @pytest.mark.any_engine
 @pytest.mark.promise("Archive")
-def test_two_logs_in_one_archive_leave_each_other_alone(job, monkeypatch):
+def test_two_logs_in_one_archive_leave_each_other_alone(job):
     some(5)
     run.grow(job)
-    ours, owner = expected(), run.log_offsets.identity
-    other = run.Log("another database", 0)
-    monkeypatch.setattr(run.log_offsets, "identity", lambda database: other)
+    ours, log_id = expected(), Sequencer.objects.get().log_id
+    Sequencer.objects.update(log_id="another database")
     run.grow(job)
     assert held(job) == ours
     assert read(job).num_rows == 10
-    assert sorted(set(read(job)["log"].to_pylist())) == sorted({"another database", owner(job.place.connect()).id})
+    assert sorted(set(read(job)["log"].to_pylist())) == sorted({"another database", log_id})
     assert run.verify(job) == []
-    monkeypatch.undo()
+    Sequencer.objects.update(log_id=log_id)
     some(2)
     run.grow(job)
     assert held(job) == expected()

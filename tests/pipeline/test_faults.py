@@ -32,6 +32,7 @@ from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.batches import Selection
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import DataLossError, PipelineError
+from pyspark_mysqlqueue.log_marks import Position
 from pyspark_mysqlqueue.log_schema import NAMES, RARE, Log
 from pyspark_mysqlqueue.reading import Query, Span
 from tests.support.archives import contents, held, named, parquet, some
@@ -246,7 +247,7 @@ def test_a_task_that_dies_is_run_again(job, tmp_path):
     found = spread(job.spark, lambda span: dying(place, root, log, span), spans)
     assert marker.exists()
     written = [file for some_files in found for file in some_files]
-    Table.create(root).append(log, 0, last, written)
+    Table.create(root).append(0, Position(last, *log), written)
     assert held(job) == contents(job) == expected()
     assert len(parquet(job)) > len(written)
 

@@ -270,6 +270,7 @@ def test_an_archiver_reads_the_log_and_moves_its_reader(db):
             cursor.execute("SELECT `offset`, payload FROM queue_messages")
             assert len(cursor.fetchall()) == 1
         for statement, parameters in (
+            ("UPDATE queue_sequencer SET epoch = %s WHERE id = 1", (1,)),
             (f"SELECT read_offset FROM {READERS}", ()),
             (f"INSERT INTO {READERS} (name, read_offset) VALUES (%s, 2)", ("archive",)),
             (f"DELETE FROM {READERS} WHERE name = %s", ("archive",)),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pyspark_mysqlqueue import checksums, log_offsets, readers
+from pyspark_mysqlqueue import checksums, log_marks, log_offsets, readers
 from pyspark_mysqlqueue.archive import files
 from pyspark_mysqlqueue.archive.files import Mismatch
 from pyspark_mysqlqueue.archive.root import Root
@@ -27,7 +27,7 @@ from pyspark_mysqlqueue.executors import spread
 from pyspark_mysqlqueue.log_schema import CHECKSUM, Log
 from pyspark_mysqlqueue.readers import Reader
 from pyspark_mysqlqueue.reading import Span
-from pyspark_mysqlqueue.shared.tables import ARCHIVE
+from pyspark_mysqlqueue.shared.tables import ARCHIVE, SEQUENCER, SEQUENCER_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,7 +126,7 @@ def grow(
     grown, missed = Grown(), 0
     with job.locked() as database:
         log, last = log_offsets.identity(database), log_offsets.highest(database)
-        table = _table(job.root, database, log, last)
+        table = _table(job.root, database, log)
         above = table.archived(log)
         _move(database, table, log)
         while above < last:
@@ -143,7 +143,7 @@ def grow(
                 span.split(-(-len(span) // task_offsets)),
             )
             written = [file for some in done for file in some]
-            table.append(log, above, span.up_to, written)
+            table.append(above, log_marks.position(database, span.up_to), written)
             _move(database, table, log)
             rows = sum(one.rows for file in written for one in file.sums.values())
             grown = Grown(grown.commits + 1, grown.rows + rows, grown.size + sum(file.size for file in written))
@@ -152,11 +152,11 @@ def grow(
     return replace(grown, archived=above, missed=missed)
 
 
-def _table(root: Root, database: Database, log: Log, last: int) -> Table:
+def _table(root: Root, database: Database, log: Log) -> Table:
     """Open the archive's table, or create it for the first run.
 
     Raises:
-        PipelineError: The queue's archive is another table, or it has more of the log than the log.
+        PipelineError: The queue's archive is another table, or the log went back since it was archived.
     """
     reader, table = readers.find(database, ARCHIVE), Table.find(root)
     if reader is not None and (table is None or table.id != reader.owner):
@@ -166,17 +166,43 @@ def _table(root: Root, database: Database, log: Log, last: int) -> Table:
         )
     if table is None:
         return Table.create(root)
-    if (archived := table.archived(log)) > last:
+    position = table.position(log)
+    is_later = table.archived(log._replace(epoch=log.epoch + 1)) > 0
+    if is_later or (position.offset and log_marks.relation(database, position) == "went back"):
         raise PipelineError(
-            f"archive {root.uri!r}: it has offsets up to {archived} of the log {log.id}, which ends at {last}: the "
-            "database was restored from a backup"
+            f"archive {root.uri!r}: it has offsets up to {position.offset} of the log {position.name}, and that log "
+            "was restored to an earlier state since: connect to the database that was archived, or run queuearchive "
+            "new-epoch to archive this log from its beginning, beside the other one"
         )
     return table
 
 
+def new_epoch(job: Job) -> Log:
+    """Accept a log that was restored from a backup: the next run archives it from its beginning, beside the other one.
+
+    Streams of the log fail, too, until they begin with a new checkpoint.
+
+    Returns:
+        The new identity of the log.
+
+    Raises:
+        PipelineError: Another run holds the lock, or there is no archive.
+    """
+    with job.locked() as database:
+        table, log = Table.open(job.root), log_offsets.identity(database)
+        new = log._replace(epoch=log.epoch + 1)
+        while table.archived(new):
+            new = new._replace(epoch=new.epoch + 1)
+        with database.transaction():
+            database.execute(f"UPDATE {SEQUENCER} SET epoch = %s WHERE id = {SEQUENCER_ID}", (new.epoch,))
+        _move(database, table, new)
+    return new
+
+
 def _move(database: Database, table: Table, log: Log) -> None:
     """Let GC delete what is archived."""
-    reader = Reader(table.archived(log), table.id)
+    position = table.position(log)
+    reader = Reader(position.offset, table.id, position.marked_offset, position.mark)
     if readers.find(database, ARCHIVE) != reader:
         readers.move(database, ARCHIVE, reader)
 

@@ -1,8 +1,9 @@
 """The Delta table of an archive.
 
-A message is (``log``, ``epoch``, ``offset``). For each log the table has three *transaction versions*, which Delta
-keeps beside the list of files: the end of what is archived, the number of its rows, and the sum of their checksums. A
-commit is based on the version that it was made for. If another one has come first, it is looked at again.
+A message is (``log``, ``epoch``, ``offset``). For each log the table has *transaction versions*, which Delta keeps
+beside the list of files: the end of what is archived and the newest mark of the log up to there, the number of its
+rows, and the sum of their checksums. A commit is based on the version that it was made for. If another one has come
+first, it is looked at again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pyspark_mysqlqueue.archive.root import Root, sync
 from pyspark_mysqlqueue.batches import schema
 from pyspark_mysqlqueue.checksums import Sum
 from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.log_marks import Position
 from pyspark_mysqlqueue.log_schema import CHECKSUM, COLUMNS, Log
 
 FILE_SCHEMA = pa.schema([("log", pa.string()), ("epoch", pa.int64()), *schema(COLUMNS), (CHECKSUM, pa.int64())])
@@ -160,12 +162,18 @@ class Table:
 
     def archived(self, log: Log) -> int:
         """Return the offset up to which everything of a log is, or was, in the table; 0 if nothing is."""
-        return self.delta.transaction_version(log.key()) or 0
+        return self._noted(log)
+
+    def position(self, log: Log) -> Position:
+        """Return the end of what is archived of a log, with the newest mark of the log up to there."""
+        return Position(self.archived(log), *log, self._noted(log, "marked_offset"), self._noted(log, "mark"))
 
     def total(self, log: Log) -> Sum:
         """Return the number of a log's rows and the sum of their checksums."""
-        versions = (self.delta.transaction_version(log.key(what)) or 0 for what in ("rows", "checksum"))
-        return Sum(*versions)
+        return Sum(self._noted(log, "rows"), self._noted(log, "checksum"))
+
+    def _noted(self, log: Log, what: str = "") -> int:
+        return self.delta.transaction_version(log.key(what)) or 0
 
     def files(self) -> list[TableFile]:
         """Return the table's files by day."""
@@ -185,12 +193,14 @@ class Table:
             key=lambda file: (file.day, file.offsets or (0, 0), file.path),
         )
 
-    def append(self, log: Log, above: int, up_to: int, files: Sequence[File]) -> None:
+    def append(self, above: int, end: Position, files: Sequence[File]) -> None:
         """Commit a range of a log, whose files are in the store.
 
         Raises:
             PipelineError: Another run has archived some of the range meanwhile. Nothing was committed.
         """
+        log, up_to = Log(end.log, end.epoch), end.offset
+        noted = {log.key(): up_to, log.key("marked_offset"): end.marked_offset, log.key("mark"): end.mark}
         sums = sum((file.sums.get(log, Sum()) for file in files), Sum())
 
         def change(attempt: int) -> tuple[Sequence[AddAction], dict[str, int]] | None:
@@ -202,7 +212,7 @@ class Table:
                     f"offsets {above + 1} to {up_to}: another run has archived some of them meanwhile; nothing was "
                     "committed"
                 )
-            return [_added(file) for file in files], {log.key(): up_to, **self._totals({log: sums})}
+            return [_added(file) for file in files], {**noted, **self._totals({log: sums})}
 
         self._commit(change)
 
