@@ -1,5 +1,5 @@
 # make demo           run the example end to end on SQLite (DATABASE_URL=… for a server, EVENTS=n for fewer events)
-# make pipeline-demo  run the example, then archive, report on and replay its messages with Spark (needs Java 17; installs it on Debian)
+# make pipeline-demo  run the example on a temporary MariaDB server, then archive, report on and replay its messages, and open the archive with DuckDB, Polars and Spark (needs Java 17; installs it on Debian)
 # make serve          serve the example project with the admin and the dashboard at http://127.0.0.1:8000/ (PORT=n)
 # make check          run ruff, mypy, the import contracts and the tests that matter most on SQLite, in about three minutes
 # make test           run the test suite on temporary MariaDB and MySQL servers and on SQLite
@@ -62,11 +62,13 @@ demo: $(INSTALLED)
 	$(BIN)/python manage.py migrate -v 0
 	$(BIN)/python manage.py demo $(if $(EVENTS),--events $(EVENTS))
 
-pipeline-demo: $(INSTALLED)
-	$(PYTHON) tools/servers.py install java
-	$(BIN)/python -m pip install -q -c constraints.txt -e ./spark -e '.[example,spark]'
-	$(BIN)/python manage.py migrate -v 0
-	$(BIN)/python manage.py pipelinedemo $(if $(EVENTS),--events $(EVENTS))
+# Without DATABASE_URL, on a temporary MariaDB server.
+pipeline-demo: $(VENV)/installed-mysql
+	$(PYTHON) tools/servers.py install java $(if $(DATABASE_URL),,mariadb)
+	$(BIN)/python -m pip install -q -c constraints.txt -e ./spark -e '.[example,mysql,spark]' duckdb polars
+	$(if $(DATABASE_URL),,$(PYTHON) tools/servers.py run mariadb --) sh -c '\
+		$(BIN)/python manage.py migrate -v 0 && \
+		$(BIN)/python manage.py pipelinedemo $(if $(EVENTS),--events $(EVENTS))'
 
 serve: $(INSTALLED)
 	$(BIN)/python manage.py migrate -v 0

@@ -186,6 +186,7 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
     if "archive" in options.only:
         contests["archive"] = {
             "queuearchive": lambda: _archive(spark, place, folder / "archive", high, verified=True),
+            "queuearchive --local": lambda: _archive(None, place, folder / "archive", high, verified=True),
             "queuearchive, not verified": lambda: _archive(spark, place, folder / "archive", high, verified=False),
             "JDBC to Parquet": lambda: jdbc().write.mode("overwrite").parquet(str(folder / "jdbc")),
         }
