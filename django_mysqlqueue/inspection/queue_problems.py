@@ -8,7 +8,7 @@ from functools import partial
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_mysqlqueue.db.tables import ARCHIVE, LOG
+from django_mysqlqueue.db.tables import LOG
 from django_mysqlqueue.inspection import scheduled
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds, StallTimes
 from django_mysqlqueue.inspection.dead_letters import count_topic
@@ -21,6 +21,7 @@ from django_mysqlqueue.service import groups, log, log_places, open_transactions
 from django_mysqlqueue.service.counts import Count
 from django_mysqlqueue.service.databases import queue_alias, queue_aliases
 from django_mysqlqueue.service.open_transactions import Holder
+from django_mysqlqueue.service.readers import waited_for
 from django_mysqlqueue.service.schedules import DECLARED_MS
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import duration, moment
@@ -152,11 +153,9 @@ def relays(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
 
 def readers(overview: QueueOverview, times: StallTimes) -> Iterator[Problem]:
     """Yield registered readers that GC waits for, and that have not read for long."""
-    for reader in overview.readers:
+    for reader in waited_for(overview.readers):
         unread, silent = overview.last_offset - reader.offset, age(overview.now, reader.moved_at)
-        if reader.name == ARCHIVE and not get_settings().archive_required:
-            continue
-        if unread <= 0 or silent < times.reader:
+        if not reader.moved_at or unread <= 0 or silent < times.reader:
             continue
         text = ngettext(
             "The reader %(name)s has not read for %(age)s. GC keeps %(number)s offset of the log for it.",

@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 
-from django_mysqlqueue.db.tables import LOG
+from django_mysqlqueue.db.tables import ARCHIVE, LOG
 from django_mysqlqueue.inspection.bounds import PAGES, Bounds
 from django_mysqlqueue.inspection.dead_letters import count_topic
 from django_mysqlqueue.inspection.overview import GroupOverview, QueueOverview
-from django_mysqlqueue.inspection.problem import Problem
+from django_mysqlqueue.inspection.problem import ADVICE, Problem
 from django_mysqlqueue.inspection.queue_problems import oldest_message
 from django_mysqlqueue.inspection.trends import Rates, read_rates
 from django_mysqlqueue.names.rules import relayed_from
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.service import log_places, partitions, retention
+from django_mysqlqueue.service import log_places, partitions
 from django_mysqlqueue.service.counts import Count
+from django_mysqlqueue.service.readers import RegisteredReader, waited_for
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.sql.session import Session
 from django_mysqlqueue.text.humanize import duration, messages_per_second
@@ -52,7 +53,9 @@ class TopicSummary:
     held_by: GroupRef | None = None
     """The group that has kept GC from deleting messages for longest."""
     held_since: int | None = None
-    """Since when it does. Without a group, it is the archive, which does not have the messages yet."""
+    """Since when it does. Without a group, it is a registered reader that has not read the messages yet."""
+    reader: str = ""
+    """The name of this reader."""
 
     @property
     def number(self) -> str:
@@ -60,6 +63,11 @@ class TopicSummary:
         if self.messages is None:
             return ""
         return _("≈ %(number)s") % {"number": self.messages} if self.is_estimate else str(self.messages)
+
+    @property
+    def reader_text(self) -> str:
+        """The text for this reader."""
+        return _("the archive") if self.reader == ARCHIVE else _("the reader %(name)s") % {"name": self.reader}
 
     @property
     def entered_text(self) -> str:
@@ -82,7 +90,13 @@ class TopicSummary:
 
 
 def summarize_topics(
-    session: Session, topics: Iterable[str], groups: Sequence[GroupOverview], now: int, *, bounds: Bounds = PAGES
+    session: Session,
+    topics: Iterable[str],
+    groups: Sequence[GroupOverview],
+    readers: Sequence[RegisteredReader],
+    now: int,
+    *,
+    bounds: Bounds = PAGES,
 ) -> list[TopicSummary]:
     """Return summaries of topics by name, with what needs the log until ``bounds.seconds`` have passed."""
     until = time.monotonic() + bounds.seconds
@@ -90,10 +104,16 @@ def summarize_topics(
     for group in groups:
         of_topic.setdefault(group.ref.topic, []).append(group)
     rates = read_rates(session, groups, now)
-    archived = retention.archived_offset(session) if get_settings().archive_required else None
+    waited = waited_for(readers)
     return [
         _summary(
-            session, topic, found, rates, now, archived, bounds if place < FIRST or time.monotonic() < until else None
+            session,
+            topic,
+            found,
+            rates,
+            now,
+            waited,
+            bounds if place < FIRST or time.monotonic() < until else None,
         )
         for place, (topic, found) in enumerate(of_topic.items())
     ]
@@ -104,14 +124,16 @@ def disk(session: Session, overview: QueueOverview, most: int | None) -> Iterato
     size = overview.log_bytes
     if most is None or size is None or size <= most or not overview.topics:
         return
-    found = summarize_topics(session, overview.topics, overview.groups, overview.now)
+    found = summarize_topics(session, overview.topics, overview.groups, overview.readers, overview.now)
     largest = max(found, key=lambda one: one.bytes or 0)
     share = (largest.bytes or 0) / max(1, sum(one.bytes or 0 for one in found))
     text = _("The log takes about %(size)s of disk (limit %(most)s); %(share)s of it is topic %(topic)s.")
     advice = ""
     if largest.held_since is not None:
         text += " " + _("GC waits for %(holder)s.")
-        advice = _("Start a subscriber of the group, or drop it.") if largest.held_by else _("Archive the log.")
+        advice = _("Archive the log.") if largest.reader == ARCHIVE else str(ADVICE["reader"])
+        if largest.held_by:
+            advice = _("Start a subscriber of the group, or drop it.")
     elif largest.retention is None:
         text += " " + _("GC never deletes its messages.")
     else:
@@ -121,7 +143,7 @@ def disk(session: Session, overview: QueueOverview, most: int | None) -> Iterato
         "most": filesizeformat(most),
         "topic": repr(largest.topic),
         "share": f"{share:.0%}",
-        "holder": largest.held_by or _("the archive"),
+        "holder": largest.held_by or largest.reader_text,
         "retention": duration(largest.retention or 0),
     }
     yield Problem(1, "disk", text % values, topic=largest.topic, oldest_at=largest.oldest_at, advice=advice)
@@ -133,7 +155,7 @@ def _summary(
     groups: Sequence[GroupOverview],
     rates: Mapping[GroupRef, Rates],
     now: int,
-    archived: int | None,
+    registered: Sequence[RegisteredReader],
     bounds: Bounds | None,
 ) -> TopicSummary:
     kept = get_settings().retention_of(relayed_from(topic), has_groups=bool(groups))
@@ -152,7 +174,9 @@ def _summary(
         ends, whole = partitions.last_offsets(session, topic, limit=bounds.groupless_partitions)
         keys = tuple(ends)
     first = oldest_message(session, topic, keys) if whole else None
-    held_by, held_since = _holder(groups, first, archived, None if kept is None else now - int(kept * 1000))
+    of_topic = [one for one in registered if not one.topics or topic in one.topics]
+    slowest = min(of_topic, key=lambda one: one.offset, default=None)
+    held_by, reader, held_since = _holder(groups, first, slowest, None if kept is None else now - int(kept * 1000))
     return replace(
         known,
         messages=messages,
@@ -160,6 +184,7 @@ def _summary(
         bytes=round(log_places.disk_per_message(session, topic, keys, 0) * messages.value) if messages else 0,
         oldest_at=None if first is None else first[1],
         held_by=held_by,
+        reader=reader,
         held_since=None if held_since is None or kept is None else held_since + int(kept * 1000),
     )
 
@@ -175,15 +200,18 @@ def _estimate(session: Session, topic: str) -> int | None:
 
 
 def _holder(
-    groups: Sequence[GroupOverview], first: tuple[int, int] | None, archived: int | None, youngest: int | None
-) -> tuple[GroupRef | None, int | None]:
-    """Return the group, or None for the archive, that keeps GC from deleting, and the time of its oldest message."""
+    groups: Sequence[GroupOverview],
+    first: tuple[int, int] | None,
+    slowest: RegisteredReader | None,
+    youngest: int | None,
+) -> tuple[GroupRef | None, str, int | None]:
+    """Return the group, or else the reader, that keeps GC from deleting, and the time of its oldest message."""
     if youngest is None:
-        return None, None
+        return None, "", None
     late = [(group.oldest_at, group.ref) for group in groups if group.oldest_at is not None]
     at, ref = min(late, default=(youngest + 1, None))
     if at <= youngest:
-        return ref, at
-    if archived is not None and first is not None and first[0] > archived and first[1] <= youngest:
-        return None, first[1]
-    return None, None
+        return ref, "", at
+    if slowest is not None and first is not None and first[0] > slowest.offset and first[1] <= youngest:
+        return None, slowest.name, first[1]
+    return None, "", None

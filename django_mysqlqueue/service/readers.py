@@ -10,7 +10,8 @@ from typing import NamedTuple, Unpack
 
 from django.utils.translation import gettext_lazy
 
-from django_mysqlqueue.db.tables import READERS
+from django_mysqlqueue.db.tables import ARCHIVE, READERS
+from django_mysqlqueue.options.conf import get_settings
 from django_mysqlqueue.service import audit
 from django_mysqlqueue.service.audit import By
 from django_mysqlqueue.service.refs import GroupRef
@@ -38,6 +39,15 @@ def registered(session: Session) -> Sequence[RegisteredReader]:
         RegisteredReader(name, tuple(topic for topic, *_ in found if topic), min(one[1] for one in found), found[0][2])
         for name, found in grouped((name, rest) for name, *rest in rows).items()
     ]
+
+
+def waited_for(readers: Sequence[RegisteredReader]) -> Sequence[RegisteredReader]:
+    """Return those for which GC waits. The archive is one with ``ARCHIVE_REQUIRED``, even before its first run."""
+    found = [one for one in readers if one.name != ARCHIVE]
+    if get_settings().archive_required:
+        none = RegisteredReader(ARCHIVE, (), 0, 0)
+        found.append(next((one for one in readers if one.name == ARCHIVE), none))
+    return found
 
 
 def drop(using: str, name: str, **by: Unpack[By]) -> bool:

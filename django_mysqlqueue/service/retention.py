@@ -198,12 +198,6 @@ def held_back_by(session: Session, ref: GroupRef, *, most: int, rows: int, secon
     return held, True
 
 
-def archived_offset(session: Session) -> int:
-    """Return the highest offset up to which everything is, or was, in the archive; 0 if nothing is."""
-    row = session.row(f"SELECT read_offset FROM {READERS} WHERE name = %s", (ARCHIVE,))
-    return int(row[0]) if row else 0
-
-
 def _collect_chunk(
     session: Session, topic: str, above: dict[str, int], last: str, rows: int, *, dry_run: bool
 ) -> Collected:

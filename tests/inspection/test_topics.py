@@ -26,7 +26,7 @@ MINUTE = 60_000
 def summaries(*names, bounds=PAGES):
     overview = get_overview(using=USING)
     names = names or overview.topics or ()
-    found = summarize_topics(Session(USING), names, overview.groups, overview.now, bounds=bounds)
+    found = summarize_topics(Session(USING), names, overview.groups, overview.readers, overview.now, bounds=bounds)
     return {one.topic: one for one in found}
 
 
@@ -158,7 +158,7 @@ def test_a_log_above_its_limit_is_a_problem_of_its_largest_topic(settings, optio
 def test_more_partitions_and_messages_are_no_more_statements():
     def cost():
         with CaptureQueriesContext(connection) as captured:
-            summarize_topics(Session(USING), ["t"], (), 0)
+            summarize_topics(Session(USING), ["t"], (), (), 0)
         return len(captured)
 
     log(300, keys=[f"{number:04}" for number in range(300)])
@@ -177,7 +177,7 @@ def test_partitions_that_the_overview_has_read_are_not_read_again(number):
     found = []
     for groups in (overview.groups, ()):
         with CaptureQueriesContext(connection) as captured:
-            found += summarize_topics(Session(USING), ["t"], groups, overview.now, bounds=bounds)
+            found += summarize_topics(Session(USING), ["t"], groups, (), overview.now, bounds=bounds)
         reads = [one["sql"] for one in captured if "SELECT partition_key" in one["sql"]]
         assert bool(reads) is not bool(groups), reads
     assert (found[0].bytes, found[0].oldest_at) == (found[1].bytes, found[1].oldest_at)
@@ -224,4 +224,19 @@ def test_the_archive_that_keeps_gc_from_deleting(settings):
     (one,) = summaries("t").values()
     assert (one.held_by, one.held_since) == (None, one.oldest_at + 600_000)
     Reader.objects.create(name="archive", read_offset=offsets[-1])
+    assert summaries("t")["t"].held_since is None
+
+
+@pytest.mark.parametrize(("topic", "holds"), [("", True), ("t", True), ("u", False)])
+def test_a_registered_reader_that_keeps_gc_from_deleting(settings, topic, holds):
+    settings.MYSQLQUEUE = {"RETENTION": 600}
+    sub = Sub(handler("t", "g"))
+    offsets = log(2)
+    sub.settle()
+    aged(15 * MINUTE)
+    Reader.objects.create(name="lake", topic=topic, read_offset=offsets[0] - 1)
+    one = summaries("t")["t"]
+    assert (one.held_since, one.reader) == ((one.oldest_at + 600_000, "lake") if holds else (None, ""))
+    assert one.reader_text == "the reader lake" or not holds
+    Reader.objects.update(read_offset=offsets[-1])
     assert summaries("t")["t"].held_since is None

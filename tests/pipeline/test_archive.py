@@ -23,8 +23,8 @@ from pyspark_mysqlqueue.reading import Span
 from tests.support.archives import contents, held, named, parquet, read, some
 from tests.support.backups import Backup
 from tests.support.factories import QueueMessageFactory
+from tests.support.garbage import archived_offset
 from tests.support.harness import USING, sequence
-from tests.support.internals import Session, retention
 from tests.support.roles import PASSWORD, account, user_of
 from tests.support.spark_log import HOSTILE, LANES, expected
 
@@ -92,7 +92,7 @@ def test_what_was_gone_before_the_first_run_costs_nothing(job, monkeypatch):
     monkeypatch.setattr(run, "spread", lambda spark, work, items: jobs.append(items) or [work(one) for one in items])
     assert run.grow(job, commit_offsets=10).commits == 1
     assert jobs == [[Span(50_000 - 1, 50_000)]]
-    assert retention.archived_offset(Session(USING)) == 50_000
+    assert archived_offset() == 50_000
 
 
 @pytest.mark.any_engine
@@ -107,7 +107,7 @@ def test_a_gap_in_the_log_is_archived_as_a_gap(job):
     QueueMessage.objects.filter(offset__in=known[5:15]).delete()
     run.grow(job, commit_offsets=5)
     assert held(job) == expected()
-    assert retention.archived_offset(Session(USING)) == known[-1]
+    assert archived_offset() == known[-1]
 
 
 @pytest.mark.any_engine
@@ -279,7 +279,7 @@ def test_a_run_starts_from_the_end_that_the_table_has(job):
     run.grow(job)
     Reader.objects.update(read_offset=row.read_offset)
     assert run.grow(job).commits == 0
-    assert retention.archived_offset(Session(USING)) == QueueMessage.objects.order_by("-offset")[0].offset
+    assert archived_offset() == QueueMessage.objects.order_by("-offset")[0].offset
     assert held(job) == contents(job) == expected()
 
 

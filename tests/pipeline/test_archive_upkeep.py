@@ -22,8 +22,7 @@ from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.log_marks import Position
 from tests.support.archives import contents, held, named, parquet, read, some
 from tests.support.factories import QueueMessageFactory
-from tests.support.harness import USING
-from tests.support.internals import Session, retention
+from tests.support.garbage import archived_offset
 from tests.support.spark_log import expected
 
 DAY_MS = 86_400_000
@@ -240,13 +239,13 @@ def test_expire_removes_old_messages(job):
         QueueMessageFactory(published_at=1_700_000_000_000 + number * DAY_MS)
         run.grow(job)
     limit = datetime.datetime.fromtimestamp(1_700_000_000 + 2 * 86_400, datetime.UTC).date()
-    last = retention.archived_offset(Session(USING))
+    last = archived_offset()
     assert run.expire(job, before=limit) == 2
     assert held(job) == contents(job) == expected()[2:]
     assert run.verify(job) == []
     assert run.expire(job, before=datetime.date(2200, 1, 1)) == 2
     assert held(job) == contents(job) == []
-    assert retention.archived_offset(Session(USING)) == last
+    assert archived_offset() == last
     assert run.grow(job).commits == 0
     assert run.verify(job) == []
 

@@ -37,8 +37,8 @@ from pyspark_mysqlqueue.log_schema import NAMES, RARE, Log
 from pyspark_mysqlqueue.reading import Query, Span
 from tests.support.archives import contents, held, named, parquet, some
 from tests.support.factories import QueueMessageFactory
-from tests.support.harness import USING, sequence
-from tests.support.internals import Session, retention
+from tests.support.garbage import archived_offset
+from tests.support.harness import sequence
 from tests.support.server_sessions import processlist
 from tests.support.spark_log import collected, expected
 
@@ -216,10 +216,10 @@ def test_a_death_around_the_commit_leaves_all_or_nothing(job, step, monkeypatch)
             run.grow(job)
     before = [] if Table.find(job.root) is None else contents(job)
     assert before == (expected() if step in ("committed", "synced", "moved") else [])
-    assert retention.archived_offset(Session(USING)) == 0
+    assert archived_offset() == 0
     run.grow(job)
     assert held(job) == contents(job) == expected()
-    assert retention.archived_offset(Session(USING)) == expected()[-1][0]
+    assert archived_offset() == expected()[-1][0]
     assert run.verify(job) == []
 
 
@@ -376,7 +376,7 @@ def test_readers_see_each_message_once_whatever_is_killed(job, busy):
     assert problems == []
     assert len(set(seen)) > 5, seen
     run.grow(job)
-    archived = retention.archived_offset(Session(USING))
+    archived = archived_offset()
     rows = [row for row in expected() if row[0] <= archived]
     assert len(named(job)) < len(parquet(job))  # some runs died before their commit
     assert held(job) == contents(job) == rows

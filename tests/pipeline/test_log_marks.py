@@ -124,7 +124,6 @@ def test_a_mark_that_gc_has_pruned(place, end):
 def test_a_log_without_a_row(place):
     """As after a flush."""
     Sequencer.objects.all().delete()
-    Sequencer.objects.all().delete()
     assert here(place, 0) == log_marks.Position(0)
     assert relation(place, log_marks.Position(0)) == "unknown"
     assert relation(place, log_marks.Position(1)) == "went back"

@@ -324,6 +324,7 @@ LINES = {
         "queuegroupmode g t shared",
         "queuemove t --to queue --prepare",
         "queuemove t --to queue --cancel",
+        "queuedropreader lake",
         *(f"queuedropgroup {ref.group} {ref.topic}" for ref in REFS),
     ],
     "subscriber": ["queuesequence", "queuegc --dry-run", "queuegc"],

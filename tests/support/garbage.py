@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django_mysqlqueue.models import Reader
 from tests.support.internals import retention
 
 
@@ -14,3 +15,8 @@ def collect(using: str, *, dry_run: bool = False, limits: retention.StepLimits =
         None,
         retention.by_topic(orphans for step in found for orphans in step.orphans),
     )
+
+
+def archived_offset() -> int:
+    """The offset up to which the archive has the log, as GC knows it; 0: nothing is archived."""
+    return Reader.objects.filter(name="archive").values_list("read_offset", flat=True).first() or 0

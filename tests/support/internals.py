@@ -129,6 +129,7 @@ from django_mysqlqueue.service import (
     publish_hooks,
     publishing,
     quarantine,
+    readers,
     redelivering,
     relaying,
     releasing,

@@ -61,6 +61,7 @@ from django_mysqlqueue.models import (
     JobResult,
     OutboxMessage,
     QueueMessage,
+    Reader,
     RelayWatermark,
     Schedule,
     Sequencer,
@@ -469,7 +470,7 @@ def _read_jobs() -> None:
     offset = jobs.message_offset(session, found.summary)
     assert offset
     assert {one.task for one in summarize_tasks(using=USING).tasks} >= {found.summary.task}
-    found_topics = summarize_topics(session, ["t"], (), 0, bounds=dataclasses.replace(PAGES, count=0))
+    found_topics = summarize_topics(session, ["t"], (), (), 0, bounds=dataclasses.replace(PAGES, count=0))
     assert found_topics[0].oldest_at
     always_failing.find_tasks(session, {job_worlds.JOBS: 0}, least=1, recent=0)
     partitions.in_flight(session, job_worlds.JOBS)
@@ -783,8 +784,11 @@ def _glance(session: Session, ref: GroupRef) -> None:
         publish_many("t", (Message(number, key=f"k{number % KEYS}") for number in range(60)))
         publish("unread", 1)
         sequence()
+    Reader.objects.create(name="lake", read_offset=0)
     found = get_overview(using=USING)
     assert found.lag.value > 60
+    with as_role("operator"):
+        assert operations.drop_reader("lake", actor="test").changed
     assert not get_overview(using=USING, bounds=Bounds(partitions=2)).lag.exact  # of tens of thousands
     seen = find_problems(found)
     assert "unread" in {one.topic for one in seen}

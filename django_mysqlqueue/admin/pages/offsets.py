@@ -131,7 +131,7 @@ class OffsetsPage(Page):
         names = {topic} if topic is not None else set(found.topics or log.all_topics(self.session))
         groups = [group for group in found.groups if topic in (None, group.ref.topic)]
         visible = [name for name in names if self.may_view(name)]
-        return summarize_topics(self.session, visible, groups, found.now, bounds=self.bounds)
+        return summarize_topics(self.session, visible, groups, found.readers, found.now, bounds=self.bounds)
 
     def _owner(self) -> str | None:
         """Return the owner that is searched for; an empty string: partitions without an owner; None: all."""
