@@ -260,7 +260,8 @@ def _ready_batches(rows: int, partitions: int) -> Any:
             from pyspark_mysqlqueue.batches import Selection
             from pyspark_mysqlqueue.log_schema import NAMES
 
-            row = (1, b"orders", b"k1", b"i" * 36, b"x" * 200, 200, b"{}", 1_790_000_000_000, 1_790_000_000_000, b"")
+            moment = 1_790_000_000_000
+            row = (1, b"orders", b"k1", b"i" * 36, b"x" * 200, 200, b"{}", None, moment, moment, b"")
             batch = Selection(NAMES).batch([row] * 2000)
             for _ in range(rows // partitions // 2000):
                 yield batch
