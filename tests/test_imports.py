@@ -85,3 +85,12 @@ def test_a_subscriber_imports_only_what_it_uses(tmp_path):
     subprocess.run([sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=ROOT, env=env, check=True)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == "used: ", done.stderr
+
+
+@pytest.mark.any_engine
+def test_planning_a_query_in_spark_needs_no_arrow():
+    """Each plan is made in a new process, which would import it."""
+    pytest.importorskip("pyspark")
+    code = "import sys; from pyspark_mysqlqueue import pushdown; assert 'pyarrow' not in sys.modules"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The log with the columns of Spark's Kafka source."""
+"""Convert rows of the log to Arrow batches with the columns of Spark's Kafka source."""
 
 from __future__ import annotations
 
@@ -8,36 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_mysqlqueue.batches import SPARK_TIME, Selection
+from pyspark_mysqlqueue.kafka_schema import HEADERS, LOG_APPEND_TIME, LOG_NAMES, NEEDS, TYPES
 from pyspark_mysqlqueue.shared.keys import PARTITION_PREFIX, lane_of
 
-HEADERS = "array<struct<key:string,value:binary>>"
-TYPES = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": HEADERS,
-}
-LOG_NAMES = {
-    "value": "payload",
-    "topic": "topic",
-    "partition": "partition_key",
-    "offset": "offset",
-    "timestamp": "published_at",
-}
-"""The log's columns that these columns are made from one by one."""
-NEEDS = {name: (column,) for name, column in LOG_NAMES.items()} | {
-    "key": ("partition_key", "publisher_key"),
-    "timestampType": (),
-    "headers": ("metadata",),
-}
-LOG_APPEND_TIME = 1
-"""Kafka's type of a timestamp that the log has set."""
 _HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 _ARROW = {
     "binary": pa.binary(),
@@ -47,16 +23,6 @@ _ARROW = {
     "timestamp": SPARK_TIME,
     HEADERS: _HEADERS,
 }
-
-
-def names(*, with_headers: bool) -> tuple[str, ...]:
-    """Return the names of the columns in Kafka's order."""
-    return tuple(name for name in TYPES if with_headers or name != "headers")
-
-
-def ddl(*, with_headers: bool) -> str:
-    """Return the columns as a Spark schema string."""
-    return ", ".join(f"`{name}` {TYPES[name]}" for name in names(with_headers=with_headers))
 
 
 class KafkaSelection(Selection):
@@ -111,8 +77,6 @@ def _key(partition_key: str) -> bytes | None:
 
 
 def _keys(partition_keys: pa.Array, publisher_keys: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
     return pc.coalesce(publisher_keys.cast(pa.binary()), _each(partition_keys, _key, pa.binary()))
 
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from pyspark_mysqlqueue import kafka_columns, log_offsets, log_schema
+from pyspark_mysqlqueue import kafka_schema, log_offsets, log_schema
 from pyspark_mysqlqueue.options import EPOCH
 from pyspark_mysqlqueue.source import LogReader
 
@@ -41,7 +41,7 @@ class PushingLogReader(LogReader):
         value = getattr(one, "value", None)
         if len(attribute) != 1:
             return False
-        name = kafka_columns.LOG_NAMES.get(attribute[0], "") if self.query.is_kafka else attribute[0]
+        name = kafka_schema.LOG_NAMES.get(attribute[0], "") if self.query.is_kafka else attribute[0]
         if isinstance(one, IsNotNull):
             column = log_schema.BY_NAME.get(name)
             # A time that no timestamp can represent is NULL, too.

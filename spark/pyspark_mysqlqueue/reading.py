@@ -72,7 +72,7 @@ class Query:
         ceilings: Topics of which only earlier offsets are read: the topic and the last offset.
         since: Only messages that entered the log at this time or later, in epoch milliseconds.
         before: Only messages that entered the log before this time.
-        is_kafka: Whether the columns are those of ``kafka_columns``, not the log's.
+        is_kafka: Whether the columns are those of ``kafka_schema``, not the log's.
     """
 
     columns: tuple[str, ...]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pyspark_mysqlqueue import kafka_columns
+from pyspark_mysqlqueue import kafka_schema
 from pyspark_mysqlqueue.databases import Database, Place
 from pyspark_mysqlqueue.errors import InvalidMessage, PipelineError
 from pyspark_mysqlqueue.log_offsets import milliseconds
@@ -51,7 +51,7 @@ KAFKA_TAKES: Mapping[str, tuple[str, ...]] = {
     "topic": ("string",),
     "key": ("binary", "string"),
     "value": ("binary", "string"),
-    "headers": (kafka_columns.HEADERS,),
+    "headers": (kafka_schema.HEADERS,),
     "id": ("string",),
 }
 """The columns that the sink accepts instead, those of Spark's Kafka sink and the id."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_mysqlqueue import kafka_columns, log_offsets, log_schema, reading
+from pyspark_mysqlqueue import kafka_schema, log_offsets, log_schema, reading
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.options import SourceOptions, kafka_headers
@@ -47,7 +47,7 @@ class MysqlQueueSource(DataSource):
             PipelineError: An option is invalid.
         """
         with_headers = kafka_headers(self.options)
-        return log_schema.ddl() if with_headers is None else kafka_columns.ddl(with_headers=with_headers)
+        return log_schema.ddl() if with_headers is None else kafka_schema.ddl(with_headers=with_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the log as a table.
@@ -75,7 +75,7 @@ class MysqlQueueSource(DataSource):
         with_headers = kafka_headers(self.options)
         if with_headers is None:
             return Query(checked_columns(schema, log_schema.TYPES, "the log"))
-        types = {name: kafka_columns.TYPES[name] for name in kafka_columns.names(with_headers=with_headers)}
+        types = {name: kafka_schema.TYPES[name] for name in kafka_schema.names(with_headers=with_headers)}
         return Query(checked_columns(schema, types, "columns='kafka'"), is_kafka=True)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 
 from django_mysqlqueue import Message, publish_many
 from django_mysqlqueue.models import OutboxMessage, QueueMessage
-from pyspark_mysqlqueue import kafka_columns
+from pyspark_mysqlqueue import kafka_columns, kafka_schema
 from tests.support.factories import QueueMessageFactory
 from tests.support.harness import sequence
 from tests.support.internals import messages
@@ -110,7 +110,7 @@ def test_headers_of_metadata_that_others_have_stored(text, found):
 @pytest.mark.parametrize("column", ["timestampType", "partition", "key", "headers", "timestamp"])
 def test_a_narrower_schema(spark, column):
     QueueMessageFactory.create_batch(2, topic="t", partition_key="k")
-    narrow = spark.read.format("mysqlqueue").schema(f"{column} {kafka_columns.TYPES[column]}")
+    narrow = spark.read.format("mysqlqueue").schema(f"{column} {kafka_schema.TYPES[column]}")
     assert narrow.options(columns="kafka", subscribe="t", includeHeaders="true").load().count() == 2
     if column != "headers":
         with pytest.raises(PySparkException, match="must be"):
