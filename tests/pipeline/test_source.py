@@ -258,14 +258,21 @@ def test_times_of_publishing_are_compared_in_the_database(spark, operator):
             assert bool(left) == (operator == "<>"), plan
 
 
-def test_times_of_publishing_narrow_the_offsets(place):
-    hours = (0, 30, 100, 101, 80, 200)
+@pytest.mark.parametrize(
+    ("hours", "since", "before", "first", "last"),
+    [((0, 100, 80, 85, 88, 200), 90, 200, 1, 5), ((0, 160, 140, 200, 210, 220), 1, 150, 1, 2)],
+)
+def test_times_of_publishing_narrow_the_offsets(place, hours, since, before, first, last):
+    """A bisection alone would pass messages from before the clock was set back."""
     known = [QueueMessageFactory(published_at=hour * HOUR).offset for hour in hours]
     with place.connect() as database:
         assert log_offsets.between(database, 0, reading.NEVER) == (0, reading.NEVER)
-        first, last = log_offsets.between(database, 90 * HOUR, 101 * HOUR)
-    assert known[1] < first <= known[2]
-    assert known[4] <= last < known[5]
+        found = log_offsets.between(database, since * HOUR, before * HOUR)
+        # Of times that are far enough away, nothing is left.
+        assert log_offsets.between(database, 300 * HOUR, reading.NEVER)[0] > known[-1]
+        assert log_offsets.between(database, 0, 1)[1] < known[1]
+    assert found[0] <= known[first]
+    assert found[1] >= known[last]
 
 
 @needs_filters
