@@ -64,7 +64,7 @@ class SparkCommand(QueueCommand):
         self.check_names(using, options)
         given = {**options, "path": options["path"] or get_settings().archive_path, **self.of_project(using)}
         try:
-            _cli().command(self.name).work(given, project_place(using), self._naming(using, options))
+            _cli().perform(self.name, given, project_place(using), self._naming(using, options))
         except PipelineError as error:
             raise CommandError(str(error)) from error
 

@@ -21,7 +21,7 @@ from pyspark_mysqlqueue.archive import run
 from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.run import Job
 from pyspark_mysqlqueue.archive.table import Table
-from pyspark_mysqlqueue.databases import URL_VARIABLE, Place
+from pyspark_mysqlqueue.databases import URL_VARIABLE, Place, faults
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.options import Edge, parse_edge
 from pyspark_mysqlqueue.session import session
@@ -463,7 +463,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     place = Place(options["defaults_file"], options["defaults_group"], options["sqlite_file"])
     try:
-        command(options["command"]).work(options, place, print)
+        perform(options["command"], options, place, print)
     except PipelineError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
@@ -489,3 +489,19 @@ COMMANDS = (
 def command(name: str) -> Command:
     """Return the command with this name."""
     return next(one for one in COMMANDS if one.name == name)
+
+
+def perform(name: str, options: Mapping[str, Any], place: Place, say: Say) -> None:
+    """Run a command.
+
+    Args:
+        name: Its name.
+        options: The parsed arguments.
+        place: The queue's database.
+        say: Called with each line of output.
+
+    Raises:
+        PipelineError: It failed, or the database or a file cannot be used.
+    """
+    with faults():
+        command(name).work(options, place, say)

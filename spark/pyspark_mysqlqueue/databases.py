@@ -253,6 +253,21 @@ DRIVERS = ("MySQLdb", "pymysql")
 """The modules of mysqlclient and of PyMySQL, which needs no compiler. The first one that is installed is used."""
 
 
+@contextlib.contextmanager
+def faults() -> Iterator[None]:
+    """Raise errors of the driver and of the operating system as a ``PipelineError`` with one line."""
+    try:
+        yield
+    except Exception as error:
+        is_of_driver = isinstance(error, sqlite3.Error) or type(error).__module__.startswith(DRIVERS)
+        if not is_of_driver and not isinstance(error, OSError):
+            raise
+        code, text = error.args if is_of_driver and len(error.args) == 2 else ("", error)
+        line = " ".join(f"{text} ({code})".split()) if code else " ".join(str(text).split())
+        what = "the queue's database" if is_of_driver else "a file or a connection"
+        raise PipelineError(f"{what}: {line}; fix the cause and run again") from error
+
+
 def _driver() -> Any:
     for name in DRIVERS:
         with contextlib.suppress(ImportError):

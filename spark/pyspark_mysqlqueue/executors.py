@@ -10,6 +10,7 @@ from functools import lru_cache
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, TypeVar
 
+from pyspark_mysqlqueue import databases
 from pyspark_mysqlqueue.databases import URL_VARIABLE
 from pyspark_mysqlqueue.errors import PipelineError
 
@@ -33,17 +34,20 @@ def spread(spark: SparkSession | None, work: Callable[[T], R], items: Sequence[T
         The results in the order of the items.
 
     Raises:
-        PipelineError: ``work`` raised it. It is not retried. Or a process was killed.
+        PipelineError: ``work`` raised it, or an error of the driver or the operating system. It is not retried. Or a
+            process was killed.
         Exception: The last error of a task that failed every time.
     """
     if not items:
         return []
     if spark is None:
-        return _in_processes(work, items)
+        with databases.faults():
+            return _in_processes(work, items)
 
     def attempt(item: T) -> list[R] | PipelineError:
         try:
-            return [work(item)]
+            with databases.faults():
+                return [work(item)]
         except PipelineError as error:  # a retry would fail the same way, and Spark would wrap the error in Java's
             return error
 

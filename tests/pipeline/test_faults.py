@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import polars
 import pytest
 from deltalake import DeltaTable
 from django.db import OperationalError, connection, connections, transaction
@@ -35,7 +33,7 @@ from pyspark_mysqlqueue.errors import DataLossError, PipelineError
 from pyspark_mysqlqueue.log_marks import Position
 from pyspark_mysqlqueue.log_schema import NAMES, RARE, Log
 from pyspark_mysqlqueue.reading import Query, Span
-from tests.support.archives import contents, held, named, parquet, some
+from tests.support.archives import contents, held, named, parquet, readings, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.garbage import archived_offset
 from tests.support.harness import sequence
@@ -383,18 +381,6 @@ def test_readers_see_each_message_once_whatever_is_killed(job, busy):
     assert run.verify(job) == []
     assert len(rows) > 500
     assert collected(frames.everything(job.spark, job.place, job.root))[: len(rows)] == rows
-
-
-def readings(table: Table) -> Iterator[tuple[int, int]]:
-    """Count the rows and the offsets of the table, as its readers do."""
-    with duckdb.connect() as duck:
-        duck.register("archive", table.delta.to_pyarrow_dataset())
-        ((rows, different),) = duck.execute(
-            'SELECT COUNT(*), COUNT(DISTINCT (log, epoch, "offset")) FROM archive'
-        ).fetchall()
-    yield rows, different
-    frame = polars.scan_delta(table.delta).select("log", "epoch", "offset").collect()
-    yield len(frame), len(frame.unique())
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars
 import pyarrow as pa
 
 from django_mysqlqueue import Message, publish_many
@@ -45,3 +48,15 @@ def parquet(job: Job) -> list[Path]:
 def named(job: Job) -> list[Path]:
     """The files of the table's newest version."""
     return sorted(Path(job.root.uri, file.path) for file in Table.open(job.root).files())
+
+
+def readings(table: Table) -> Iterator[tuple[int, int]]:
+    """Count the rows and the offsets of the table, as its readers do."""
+    with duckdb.connect() as duck:
+        duck.register("archive", table.delta.to_pyarrow_dataset())
+        ((rows, different),) = duck.execute(
+            'SELECT COUNT(*), COUNT(DISTINCT (log, epoch, "offset")) FROM archive'
+        ).fetchall()
+    yield rows, different
+    frame = polars.scan_delta(table.delta).select("log", "epoch", "offset").collect()
+    yield len(frame), len(frame.unique())

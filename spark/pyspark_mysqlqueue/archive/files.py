@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 
 from pyspark_mysqlqueue import checksums, databases
 from pyspark_mysqlqueue.archive.root import Folder, Root
-from pyspark_mysqlqueue.archive.table import FILE_SCHEMA, STATISTICS, File
+from pyspark_mysqlqueue.archive.table import FILE_SCHEMA, STATISTICS, File, speaking_of
 from pyspark_mysqlqueue.batches import Selection
 from pyspark_mysqlqueue.checksums import Sum
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
-from pyspark_mysqlqueue.log_schema import CHECKSUM, LOG, NAMES, Log
+from pyspark_mysqlqueue.log_schema import CHECKSUM, COLUMNS, LOG, NAMES, Log
 from pyspark_mysqlqueue.reading import RECONNECT, TRIES, Query, Span, rows_of
 
 EVERYTHING = Selection(NAMES, checksum=True)
@@ -28,6 +28,8 @@ FLUSH_BYTES = 64 * 2**20
 READ_ROWS = 65_536
 """Number of rows that are read back at a time."""
 UNIQUE = ("offset", "id", "payload", "expires_at", "created_at", "published_at", CHECKSUM)
+REQUIRED = set(FILE_SCHEMA.names) - {column.name for column in COLUMNS if column.nullable}
+"""Columns that no row of a log lacks. A row of another program may."""
 REPEATING = [name for name in FILE_SCHEMA.names if name not in UNIQUE]
 """Columns that Parquet stores as dictionaries."""
 
@@ -51,7 +53,8 @@ def write_span(place: Place, root: Root, log: Log, span: Span) -> list[File]:
     failures = 0
     while True:
         try:
-            return _write_span(place, root.open(), log, span)
+            with speaking_of(root):
+                return _write_span(place, root.open(), log, span)
         except Exception as error:
             failures += 1
             if failures == TRIES or not databases.is_lost(error):
@@ -131,8 +134,7 @@ def read_sums(folder: Folder, path: str) -> dict[Log, Sum]:
     """Read a whole file, compare each row with its checksum, and return the rows and sums of each log.
 
     Raises:
-        Mismatch: The file does not have the archive's columns, or a row does not have its checksum.
-        OSError: The file cannot be read.
+        Mismatch: The file cannot be read or does not have the archive's columns, or a row does not have its checksum.
     """
     sums: dict[Log, Sum] = {}
     for batch in batches(folder, path):
@@ -148,15 +150,22 @@ def batches(folder: Folder, path: str, columns: Sequence[str] = FILE_SCHEMA.name
     """Yield the rows of a file.
 
     Raises:
-        Mismatch: The file does not have the archive's columns.
+        Mismatch: The file cannot be read or does not have the archive's columns, or a row lacks one of them.
     """
-    with folder.read(path) as file:
-        if missing := set(columns) - set(file.schema_arrow.names):
-            raise Mismatch(f"file {path}: it has no column {min(missing)!r}")
-        # By row group, whose size in bytes is limited. A batch across row groups would be limited in rows only.
-        for number in range(file.num_row_groups):
-            for batch in file.iter_batches(READ_ROWS, row_groups=[number], columns=list(columns)):
-                yield batch.cast(pa.schema([FILE_SCHEMA.field(name) for name in columns]))
+    try:
+        with folder.read(path) as file:
+            if missing := set(columns) - set(file.schema_arrow.names):
+                raise Mismatch(f"file {path}: it has no column {min(missing)!r}")
+            # By row group, whose size in bytes is limited. A batch across row groups would be limited in rows only.
+            for number in range(file.num_row_groups):
+                for batch in file.iter_batches(READ_ROWS, row_groups=[number], columns=list(columns)):
+                    if lacking := [name for name in columns if name in REQUIRED and batch[name].null_count]:
+                        raise Mismatch(f"file {path}: a row has no {lacking[0]!r}")
+                    yield batch.cast(pa.schema([FILE_SCHEMA.field(name) for name in columns]))
+    except FileNotFoundError as error:
+        raise Mismatch(f"file {path}: no such file") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise Mismatch(f"file {path}: it cannot be read: {' '.join(str(error).split())}") from error
 
 
 def by_log(batch: pa.RecordBatch) -> Iterator[tuple[Log, Any]]:

@@ -33,7 +33,7 @@ class Root:
 
         Raises:
             PipelineError: The URI contains a password or parameters, or has the form ``file:/path``, or the path
-                contains a percent sign.
+                contains a percent sign or a backslash.
         """
         parts = urlsplit(self.uri)
         if "://" not in self.uri or parts.scheme == "file":
@@ -41,8 +41,11 @@ class Root:
                 raise PipelineError(f"archive {self.uri!r}: use a path, or a URI that begins with file://")
             path = unquote(parts.path) if parts.scheme == "file" else self.uri
             object.__setattr__(self, "uri", str(Path(path).absolute()))
-            if "%" in self.uri:
-                raise PipelineError(f"archive {self.uri!r}: Delta's library supports no '%' in a folder's path")
+            for character in "%\\":
+                if character in self.uri:
+                    raise PipelineError(
+                        f"archive {self.uri!r}: Delta's library supports no {character!r} in a folder's path"
+                    )
         elif parts.password is not None:
             raise PipelineError(
                 f"archive {parts.scheme}://…: the URI has a password, which Spark would pickle and print; configure it "

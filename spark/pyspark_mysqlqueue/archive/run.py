@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from pyspark_mysqlqueue import checksums, log_marks, log_offsets, readers
 from pyspark_mysqlqueue.archive import files
 from pyspark_mysqlqueue.archive.files import Mismatch
@@ -225,14 +223,10 @@ def verify(job: Job, *, progress: Progress = lambda files: None) -> list[Fault]:
     known = table.files()
     for start in range(0, len(known), BATCH):
         some = known[start : start + BATCH]
-        for file, found in zip(
-            some, spread(job.spark, partial(_checked, job.root), [one.path for one in some]), strict=True
-        ):
+        for file, found in zip(some, spread(job.spark, partial(_checked, job.root), some), strict=True):
             if isinstance(found, str):
                 faults.append(Fault(file.path, found))
                 continue
-            if (rows := sum(one.rows for one in found.values())) != file.rows:
-                faults.append(Fault(file.path, f"it has {rows} rows, but the table says {file.rows}"))
             for one, more in found.items():
                 sums[one] = sums.get(one, Sum()) + more
         progress(len(some))
@@ -245,23 +239,22 @@ def verify(job: Job, *, progress: Progress = lambda files: None) -> list[Fault]:
     return faults
 
 
-def _checked(root: Root, path: str) -> dict[Log, Sum] | str:
+def _checked(root: Root, file: TableFile) -> dict[Log, Sum] | str:
     """Return what a file has, or its fault."""
     try:
-        return files.read_sums(root.open(), path)
-    except FileNotFoundError:
-        return "no such file"
+        sums = files.read_sums(root.open(), file.path)
     except Mismatch as error:
-        return str(error)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        return f"the file cannot be read: {error}"
+        return str(error).removeprefix(f"file {file.path}: ")
+    if (rows := sum(one.rows for one in sums.values())) != file.rows:
+        return f"it has {rows} rows, but the table says {file.rows}"
+    return sums
 
 
 # -- upkeep -------------------------------------------------------------------
 
 
 def compact(job: Job, *, progress: Progress = lambda rows: None) -> int:
-    """Merge small files of each day.
+    """Merge small files of each day, after a check as by ``verify``.
 
     The old files stay until ``vacuum`` deletes them, because readers may still use them.
 
@@ -273,10 +266,18 @@ def compact(job: Job, *, progress: Progress = lambda rows: None) -> int:
         The number of rows that were written again.
 
     Raises:
-        PipelineError: Another run holds the lock, or there is no archive.
+        PipelineError: Another run holds the lock, there is no archive, or a file has a fault.
     """
+
+    def check(merging: Sequence[TableFile]) -> None:
+        for file in merging:
+            if isinstance(found := _checked(job.root, file), str):
+                raise PipelineError(
+                    f"file {file.path}: {found}; it was not merged: run verify, and restore the file from a copy"
+                )
+
     with job.locked():
-        return Table.open(job.root).compact(progress=progress)
+        return Table.open(job.root).compact(check, progress=progress)
 
 
 def expire(job: Job, *, before: datetime.date) -> int:
