@@ -200,6 +200,7 @@ def test_roots_are_the_same_place_for_all(job, tmp_path, monkeypatch):
     [
         ("s3://key:secret@bucket/x", "has a password"),
         ("s3://bucket/x?region=eu", "set AWS_REGION"),
+        ("s3://bucket/x#1", "no '#'"),
         ("file:/srv/x", "file://"),
         ("/srv/50%", "supports no '%'"),
         ("/srv/a\\b", "supports no"),

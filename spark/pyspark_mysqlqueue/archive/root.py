@@ -51,10 +51,10 @@ class Root:
                 f"archive {parts.scheme}://…: the URI has a password, which Spark would pickle and print; configure it "
                 "in the environment"
             )
-        elif parts.query:
+        elif parts.query or parts.fragment:
             raise PipelineError(
-                f"archive {self.uri!r}: a URI has no parameters; set AWS_REGION, AWS_ENDPOINT_URL and others in the "
-                "environment"
+                f"archive {self.uri!r}: a URI has no '?' and no '#'; set AWS_REGION, AWS_ENDPOINT_URL and others "
+                "in the environment"
             )
 
     @property

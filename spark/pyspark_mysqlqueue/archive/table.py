@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +51,10 @@ TIERS = (2**20, 2**23, 2**26, 2**28)
 MANY = 8
 """Number of files of a day below a tier from which on they are merged: a row is written again about once per tier."""
 WRITER = WriterProperties(compression="ZSTD", max_row_group_size=131_072)
+TRIAL = pa.schema([("n", pa.int64())])
+"""The columns of the table by which a store is tried."""
+TRIAL_WRITERS = 4
+TRIAL_ROUNDS = 5
 MODULO = 2**63
 """Sums of checksums are kept modulo this number: Delta's versions are 64-bit integers."""
 
@@ -380,21 +387,29 @@ def _check_store(root: Root) -> None:
     """
     trial = f"_mysqlqueue_trial_{uuid.uuid4().hex}"
     uri = f"{root.uri.rstrip('/')}/{trial}"
-    columns = pa.schema([("n", pa.int64())])
     try:
-        DeltaTable.create(uri, schema=Schema.from_arrow(columns))
-        for table in [DeltaTable(uri) for _ in range(2)]:
-            table.create_write_transaction(
-                [],
-                mode="append",
-                schema=columns,
-                commit_properties=CommitProperties(max_commit_retries=0, app_transactions=[Transaction("trial", 1)]),
-            )
-    except CommitFailedError:
-        return
+        DeltaTable.create(uri, schema=Schema.from_arrow(TRIAL))
+        with ThreadPoolExecutor(TRIAL_WRITERS) as pool:
+            for _ in range(TRIAL_ROUNDS):
+                tables = [DeltaTable(uri) for _ in range(TRIAL_WRITERS)]
+                if sum(pool.map(partial(_commits, threading.Barrier(TRIAL_WRITERS)), tables)) > 1:
+                    raise PipelineError(
+                        f"archive {root.uri!r}: the store has no conditional put (If-None-Match): of two commits "
+                        "at the same time one would be lost; use a store that has it"
+                    )
     finally:
         root.open().filesystem.delete_dir(trial)
-    raise PipelineError(
-        f"archive {root.uri!r}: the store has no conditional put (If-None-Match): of two commits at the same time one "
-        "would be lost; use a store that has it"
-    )
+
+
+def _commits(start: threading.Barrier, table: DeltaTable) -> bool:
+    """Return whether a commit of the next version is accepted, at the same time as those of the other writers.
+
+    A later one is no trial of the store: the library looks for newer versions before it puts its own.
+    """
+    properties = CommitProperties(max_commit_retries=0, app_transactions=[Transaction("trial", 1)])
+    start.wait()
+    try:
+        table.create_write_transaction([], mode="append", schema=TRIAL, commit_properties=properties)
+    except CommitFailedError:
+        return False
+    return True
