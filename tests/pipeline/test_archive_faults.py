@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -26,6 +27,7 @@ from pyspark_mysqlqueue.archive.run import Job
 from pyspark_mysqlqueue.archive.table import SCHEMA, Table
 from pyspark_mysqlqueue.databases import URL_VARIABLE, Place
 from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.executors import spread
 from tests.support.archives import contents, named, some
 from tests.support.factories import QueueMessageFactory
 from tests.support.proxy import Proxy
@@ -276,6 +278,14 @@ def test_a_database_without_tables_is_one_line(tmp_path, capsys):
     assert cli.main(["archive", "--path", str(tmp_path / "a"), "--local", "--sqlite-file", str(empty)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("Error: the queue's database: no such table")
+
+
+def test_a_task_of_spark_tells_a_fault_in_one_line(spark):
+    def lose(_: int) -> None:
+        raise sqlite3.OperationalError(2006, "Gone away")
+
+    with pytest.raises(PipelineError, match=r"^the queue's database: Gone away \(2006\); fix the cause and run again$"):
+        spread(spark, lose, [1])
 
 
 # -- other programs -----------------------------------------------------------
