@@ -147,6 +147,14 @@ def test_a_store_that_refuses_is_one_line(job, store, capsys):
     assert contents(job) == expected()
 
 
+@pytest.mark.any_engine
+def test_a_store_that_is_away_is_one_line_without_colors(job, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(PipelineError, match="Connection refused") as caught:
+        Table.find(job.root)
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.processes
 @pytest.mark.promise("Archive")
 def test_runs_that_are_killed_leave_an_exact_archive(job):

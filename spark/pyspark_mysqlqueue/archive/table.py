@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import re
 import threading
 import time
 import uuid
@@ -375,7 +376,8 @@ def speaking_of(root: Root, *, passing: type[Exception] | tuple[()] = ()) -> Ite
         # A panic of Delta's library, for example in a delete from a folder with "[" in its path, is no Exception.
         if not isinstance(error, (DeltaError, OSError)) and type(error).__name__ != "PanicException":
             raise
-        what = " ".join(str(error).split())
+        # The library colors the causes.
+        what = " ".join(re.sub(r"\x1b\[\d+m", "", str(error)).split())
         raise PipelineError(f"archive {root.uri!r}: {what}; what was committed before stays, so run again") from error
 
 
