@@ -65,7 +65,7 @@ demo: $(INSTALLED)
 # Without DATABASE_URL, on a temporary MariaDB server.
 pipeline-demo: $(VENV)/installed-mysql
 	$(PYTHON) tools/servers.py install java $(if $(DATABASE_URL),,mariadb)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ./spark -e '.[example,mysql,spark]' duckdb polars
+	$(BIN)/python -m pip install -q -c constraints.txt -e ./spark -e '.[example,mysql,report,spark]' polars
 	$(if $(DATABASE_URL),,$(PYTHON) tools/servers.py run mariadb --) sh -c '\
 		$(BIN)/python manage.py migrate -v 0 && \
 		$(BIN)/python manage.py pipelinedemo $(if $(EVENTS),--events $(EVENTS))'

@@ -3,12 +3,13 @@
 
     python benchmarks/pipeline.py --engine mariadb                 # a million messages of 200 bytes, local[2]
     python benchmarks/pipeline.py --engine mariadb --rows 5000000 --only read archive
+    python benchmarks/pipeline.py --engine mariadb --rows 400000 --days 30 --only report
 
 It starts a private server, fills the log, and runs all contestants in turn, so that other load on the machine affects
 them alike. It measures reading (rows are discarded), one task without Spark with each driver, archiving to Parquet
-(with and without verification), and the sink. JDBC needs Debian's libmariadb-java, and connectorx its package; missing
-contestants are reported and left out. JSON goes to stdout, a table to stderr. Rates are in rows per second; ratios are
-ratios of medians.
+(with and without verification), the sink, and the whole process that makes a report. JDBC needs Debian's
+libmariadb-java, and connectorx its package; missing contestants are reported and left out. JSON goes to stdout, a table
+to stderr. Rates are in rows per second; ratios are ratios of medians.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +34,7 @@ JAR = Path("/usr/share/java/mariadb-java-client.jar")
 FILL = 250_000
 MOST_WRITTEN = 500_000
 DAY_MS = 86_400_000
-CONTESTS = ("read", "three columns", "drivers", "archive", "sink")
+CONTESTS = ("read", "three columns", "drivers", "archive", "sink", "report")
 THREE = ("offset", "topic", "published_at")
 Contests = dict[str, dict[str, Callable[[], Any]]]
 
@@ -196,6 +198,12 @@ def _measure(options: argparse.Namespace, port: int, folder: Path) -> list[dict[
             "mysqlqueue": lambda: _messages(spark, rows).write.format("mysqlqueue").mode("append").save(),
             "JDBC": lambda: _messages(spark, rows).write.jdbc(url, "queue_outbox", "append", bulk),
         }
+    if "report" in options.only:
+        archive = _archived(place, folder / "archived")
+        contests["report"] = {
+            "of the archive": lambda: _report(folder / "report", archive),
+            "of the log": lambda: _report(folder / "report", None),
+        }
     found = _run(contests, options.rounds, rows)
     spark.stop()
     return found
@@ -331,6 +339,24 @@ def _archive(spark: Any, place: Any, path: Path, last: int, *, verified: bool) -
 
     with mock.patch.object(files, "write_span", unverified):
         run.grow(Job(spark, place, Root(str(path))))
+
+
+def _archived(place: Any, path: Path) -> Path:
+    from django_mysqlqueue.models import Reader
+    from pyspark_mysqlqueue.archive import run
+    from pyspark_mysqlqueue.archive.root import Root
+    from pyspark_mysqlqueue.archive.run import Job
+
+    Reader.objects.all().delete()
+    run.grow(Job(None, place, Root(str(path))))
+    return path
+
+
+def _report(out: Path, archive: Path | None) -> None:
+    command = [sys.executable, "-m", "pyspark_mysqlqueue", "report", "--out", str(out)]
+    subprocess.run(
+        command + ([] if archive is None else ["--path", str(archive)]), check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def _messages(spark: Any, rows: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,9 +102,8 @@ def project_place(using: str) -> Place:
         details = {name: parameters[name] for name in PASSED_ON if name in parameters}
     text = json.dumps(details, sort_keys=True)
     if os.environ.get(URL_VARIABLE) != text:
-        from pyspark import SparkContext
-
-        if SparkContext._gateway is not None:
+        spark = sys.modules.get("pyspark")  # Reports need none.
+        if spark is not None and spark.SparkContext._gateway is not None:
             raise PipelineError(
                 f"the workers of the running Spark session do not know the database {using!r}: stop the session "
                 f"first, or start it with {URL_VARIABLE} set"

@@ -1,4 +1,4 @@
-"""The queue's log in PySpark: data source, sink, archive, analytics, report and replay. Needs no Django.
+"""The queue's log in PySpark: data source, sink, archive, report and replay. Needs no Django.
 
 Spark looks for data sources in top-level packages named ``pyspark_…``: the class ``DefaultSource`` of each.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from pyspark_mysqlqueue.archive.run import Job
 from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.databases import URL_VARIABLE, Place, faults
 from pyspark_mysqlqueue.errors import PipelineError
-from pyspark_mysqlqueue.options import Edge, parse_edge
+from pyspark_mysqlqueue.options import Edge, parse_edge, parse_time
 from pyspark_mysqlqueue.session import session
 
 Say = Callable[[str], object]
@@ -331,20 +332,43 @@ def replay(options: Mapping[str, Any], place: Place, say: Say) -> None:
 # -- report -------------------------------------------------------------------
 
 
+def moment(text: str) -> datetime.datetime:
+    """Parse a time in ISO 8601 (in UTC if it has no UTC offset), a date, or a duration before now.
+
+    A duration is a number of minutes, hours, days or weeks: ``90m``, ``36h``, ``14d``, ``2w``.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is none of these.
+    """
+    try:
+        if ago := re.fullmatch(r"(\d{1,6})([mhdw])", text):
+            unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[ago[2]]
+            return datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(**{unit: int(ago[1])})
+        return parse_time(text)
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be a time such as 2026-11-22T06:00:00Z, a date such as 2026-11-22, or a duration such as "
+            "36h or 14d"
+        ) from error
+
+
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``report`` to a parser."""
     parser.add_argument(
         "--path", metavar="ROOT", help=f"{PATH_HELP}; without an archive, the report covers only the log"
     )
-    parser.add_argument("--master", metavar="URL", help=MASTER_HELP)
     parser.add_argument(
         "--since",
+        type=moment,
         metavar="TIME",
         help="start of the period: a time such as 2026-11-22T06:00 (in UTC if it has no UTC offset), a date, or a "
         "duration before now such as 36h or 14d (default: the oldest message)",
     )
     parser.add_argument(
-        "--until", metavar="TIME", help="end of the period, not included, in the same form as --since (default: now)"
+        "--until",
+        type=moment,
+        metavar="TIME",
+        help="end of the period, not included, in the same form as --since (default: now)",
     )
     parser.add_argument(
         "--topic", action="append", metavar="TOPIC", help="report on this topic only; may be repeated (default: all)"
@@ -359,36 +383,19 @@ def report(options: Mapping[str, Any], place: Place, say: Say) -> None:
     """Write a report.
 
     Args:
-        options: The parsed arguments. A project adds ``retention`` and ``redact`` from its settings: see
-            ``run_report``.
+        options: The parsed arguments. A project adds ``retention`` from its settings: see ``run_report``.
         place: The queue's database.
         say: Called with each line of output.
 
     Raises:
         PipelineError: The report cannot be written.
     """
-    from pyspark_mysqlqueue.report import files, run_report
-    from pyspark_mysqlqueue.report.options import parse_moment
+    from pyspark_mysqlqueue.report import run_report
 
-    now = datetime.datetime.now(datetime.timezone.utc)
-    since, until = (
-        None if options[name] is None else parse_moment(f"--{name}", options[name], now) for name in ("since", "until")
-    )
-    files.Folder(options["out"])  # check the folder before Spark takes seconds to start
     root = Root(options["path"]) if options["path"] else None
-    spark = session(options["master"], name="queuereport")
-    of_project = {name: options[name] for name in ("retention", "redact") if name in options}
-    as_json = options["format"] == "json"
-    with tqdm(unit=" steps", disable=True if as_json else None, file=sys.stderr) as bar:
-
-        def progress(what: str) -> None:
-            bar.set_description(what)
-            bar.update()
-
-        made = run_report(
-            spark, place, root, since, until, options["topic"], options["out"], progress=progress, **of_project
-        )
-    if as_json:
+    period = options["since"], options["until"]
+    made = run_report(place, root, *period, options["topic"], options["out"], retention=options.get("retention"))
+    if options["format"] == "json":
         say(json.dumps({"page": str(made[0]), "tables": str(made[1].parent)}))
         return
     say(f"Wrote {made[0]}. Open it in a browser. Its tables are in {made[1].parent}, as Parquet and CSV.")
@@ -481,7 +488,7 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("archive", "Copy the log into Parquet files, and maintain them.", archive_arguments, archive),
-    Command("report", "Write an HTML report about the queue's activity.", report_arguments, report),
+    Command("report", "Write an HTML report about the whole history of the queue.", report_arguments, report),
     Command("replay", "Publish archived messages again.", replay_arguments, replay),
 )
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark_mysqlqueue import log_offsets
-from pyspark_mysqlqueue.archive.table import Table
-from pyspark_mysqlqueue.errors import DataLossError, PipelineError
+from pyspark_mysqlqueue.archive.table import Table, unarchived
+from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.log_schema import BY_NAME, ddl
 from pyspark_mysqlqueue.options import EVERY_TOPIC
 from pyspark_mysqlqueue.session import PUSHDOWN
@@ -163,16 +163,7 @@ def everything(
     with place.connect() as database:
         if root is not None:
             table, identity = Table.find(root), log_offsets.identity(database)
-            end = 0 if table is None else table.archived(identity)
-            options["startingOffsets"] = str(end + 1)
-            # Checked here for all times, not only when rows are read: a removed row no longer shows its time.
-            gone = log_offsets.collected(database, topics)
-            if gone > end:
-                raise DataLossError(
-                    f"GC has removed messages up to offset {gone}, but the archive ends at offset {end}: some messages "
-                    "are lost. Run queuearchive to continue with the others. Set ARCHIVE_REQUIRED to make GC wait for "
-                    "the archive"
-                )
+            options["startingOffsets"] = str(unarchived(database, table, identity, topics) + 1)
     live = _within(log(spark, place, topics=topics, columns=columns, **options), since, until)
     if table is None or identity is None:
         return live

@@ -1,205 +1,185 @@
-"""Read the queue's other tables: recorded deliveries, rollups, groups, and the offsets that GC has removed.
-
-Recorded deliveries may be many, so Spark's tasks read them. The other tables are small and are read here.
-"""
+"""The log, recorded deliveries, rollups and groups as tables of DuckDB. Needs neither Spark nor Java."""
 
 from __future__ import annotations
 
 import datetime
+import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_mysqlqueue import log_offsets
+from pyspark_mysqlqueue.archive.root import Root
+from pyspark_mysqlqueue.archive.table import Table, unarchived
+from pyspark_mysqlqueue.batches import SPARK_TIME, schema
 from pyspark_mysqlqueue.databases import Database, Place
+from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.log_offsets import milliseconds
-from pyspark_mysqlqueue.log_schema import COLLECTED
-from pyspark_mysqlqueue.reading import Span
-from pyspark_mysqlqueue.shared import log_queries
+from pyspark_mysqlqueue.log_schema import BY_NAME, NAMES, Log
+from pyspark_mysqlqueue.reading import NEVER, Query, Span, read
 from pyspark_mysqlqueue.shared.sizes import LATENCY_COLUMNS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-EVENTS = "queue_delivery_events"
-ROLLUPS = "queue_rollups"
-GROUPS = "queue_consumer_groups"
-
-EVENTS_DDL = (
-    "id BIGINT, consumer_group STRING, topic STRING, partition_key STRING, message_offset BIGINT, attempt BIGINT, "
-    "outcome STRING, delivered_at TIMESTAMP, settled_at TIMESTAMP, handled_ms BIGINT, settled_by STRING, error STRING"
-)
-"""``outcome`` is acked, failed, snoozed, lost, dead_lettered, deleted, expired or superseded, or an operation:
-redriven, replaced or discarded."""
-ROLLUPS_DDL = (
-    "grain BIGINT, bucket_at TIMESTAMP, consumer_group STRING, topic STRING, acked BIGINT, failed BIGINT, "
-    f"dead_lettered BIGINT, {', '.join(f'{name} BIGINT' for name in LATENCY_COLUMNS)}"
-)
-"""``grain`` is the length of a row's period in seconds."""
-GROUPS_DDL = "consumer_group STRING, topic STRING, mode STRING, start_offset BIGINT, paused BOOLEAN, unsettled BIGINT"
-"""``unsettled`` is the number of messages in the log that the group has neither acked nor dead-lettered."""
+    import duckdb
 
 CHUNK = 20_000
-"""Number of ids that one query reads."""
-TASK = 200_000
-"""Number of ids that one task reads."""
+"""Number of ids of recorded deliveries that one query reads."""
+TEXTS = ("consumer_group", "topic", "partition_key", "mode", "outcome", "settled_by", "error")
+"""The columns that are texts. Those that end in ``_at`` are times, the others are numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The current state of a consumer group on a topic."""
+class Source(NamedTuple):
+    """A table of the database, and what is read of it."""
 
-    consumer_group: str
-    topic: str
-    mode: str
-    start_offset: int
-    paused: bool
-    unsettled: int
+    table: str
+    columns: tuple[str, ...]
+    time: str
+    """The column that ``since`` and ``until`` apply to (empty: they do not)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """The messages of a topic that GC has removed."""
+SOURCES = {
+    "deliveries": Source(
+        "queue_delivery_events",
+        ("id", "consumer_group", "topic", "partition_key", "message_offset", "attempt", "outcome", "delivered_at",
+         "settled_at", "handled_ms", "settled_by", "error"),
+        "settled_at",
+    ),
+    "rollups": Source(
+        "queue_rollups",
+        ("grain", "bucket_at", "consumer_group", "topic", "acked", "failed", "dead_lettered", "filtered", "expired",
+         "superseded", *LATENCY_COLUMNS, "backlog", "oldest_ms"),
+        "bucket_at",
+    ),
+    "groups": Source("queue_consumer_groups", ("consumer_group", "topic", "mode", "start_offset", "paused"), ""),
+}  # fmt: skip
 
-    topic: str
-    offset: int
-    """The highest offset among them."""
-    published_at: int
-    """When the last of them entered the log, in epoch milliseconds."""
 
-
-def events(
-    spark: SparkSession,
+def connect(
     place: Place,
+    root: Root | None = None,
     *,
     topics: Sequence[str] | None = None,
     since: datetime.datetime | None = None,
     until: datetime.datetime | None = None,
-) -> DataFrame:
-    """Return recorded deliveries (``EVENTS_DDL``).
+    columns: Sequence[str] = NAMES,
+    tables: Sequence[str] = tuple(SOURCES),
+) -> duckdb.DuckDBPyConnection:
+    """Return a connection of DuckDB with the queue's tables. Times are in UTC.
+
+    The table ``log`` has the archive, followed by the messages of the live log that are not archived yet. Queries read
+    the archive from its files; the rest is copied when the function is called, and DuckDB moves to disk what does not
+    fit in memory. Select ``columns``, since payloads are most of it.
 
     Args:
-        spark: The session.
         place: The queue's database.
+        root: The archive (None: the live log only).
         topics: Only these topics (None: all).
-        since: Only deliveries that ended at or after this time.
-        until: Only deliveries that ended before this time.
+        since: Only messages that entered the log, deliveries that ended, and periods of rollups that began at or after
+            this time.
+        until: Only those before this time.
+        columns: One or more columns of the log.
+        tables: The other tables: ``deliveries``, ``rollups`` and ``groups``.
+
+    Raises:
+        DataLossError: GC has removed messages that the archive does not contain.
+        PipelineError: A time has no time zone, a column or table does not exist, or DuckDB is not installed.
     """
+    for name, moment in (("since", since), ("until", until)):
+        if moment is not None and moment.tzinfo is None:
+            raise PipelineError(f"{name} {moment.isoformat()}: must have a time zone")
+    for kind, given, known in (("columns", columns, NAMES), ("tables", tables, SOURCES)):
+        if unknown := [name for name in given if name not in known]:
+            raise PipelineError(f"{kind} {unknown!r}: must be among {', '.join(known)}")
+    try:
+        import duckdb
+    except ImportError as error:
+        raise PipelineError(f"{error}: run pip install 'pyspark-mysqlqueue[report]'") from error
+    spill = Path(tempfile.gettempdir()) / f"mysqlqueue-{uuid.uuid4().hex}"
+    duck = duckdb.connect(config={"temp_directory": str(spill)})
+    duck.execute("SET TimeZone = 'UTC'")
+    least, most = (default if at is None else milliseconds(at) for at, default in ((since, 0), (until, NEVER)))
+    parts, above = ["live"], 0
     with place.connect() as database:
-        first, last = database.row(f"SELECT COALESCE(MIN(id), 1), COALESCE(MAX(id), 0) FROM {EVENTS}")
-    span = Span(int(first) - 1, int(last))
-    if not len(span):
-        return spark.createDataFrame([], EVENTS_DDL)
-    condition, parameters = _condition("settled_at", topics, since, until)
-    read = partial(_events, place, condition, parameters)
-    spans = span.split(-(-len(span) // TASK))
-    raw = EVENTS_DDL.replace("TIMESTAMP", "BIGINT")
-    rows = spark.createDataFrame(spark.sparkContext.parallelize(spans, len(spans)).flatMap(read), raw)
-    return _with_times(rows, "delivered_at", "settled_at")
+        last = log_offsets.highest(database)
+        if root is None:
+            watch = log_offsets.collected(database, topics)
+        else:
+            table, log = Table.find(root), log_offsets.identity(database)
+            watch = above = unarchived(database, table, log, topics)
+            if table is not None:
+                duck.register("archive", _archived(table, log, above, topics, since, until))
+                parts.insert(0, "archive")
+        first, end = log_offsets.between(database, least, most)
+        for name in tables:
+            _copy(duck, name, _schema(SOURCES[name]), _rows(database, SOURCES[name], topics, least, most))
+    query = Query(tuple(columns), _wanted(topics), watch_above=watch, since=least, before=most)
+    span = Span(max(above, first - 1), min(last, end))
+    _copy(duck, "live", schema(tuple(BY_NAME[name] for name in columns)), read(place, query, span))
+    names = ", ".join(f'"{name}"' for name in columns)
+    duck.execute(f"CREATE TEMP VIEW log AS {' UNION ALL '.join(f'SELECT {names} FROM {part}' for part in parts)}")
+    return duck
 
 
-def _events(place: Place, condition: str, parameters: Sequence[Any], span: Span) -> Iterator[tuple[Any, ...]]:
-    names = ", ".join(column.split()[0] for column in EVENTS_DDL.split(", "))
-    with place.connect() as database:
-        for low in range(span.above, span.up_to, CHUNK):
-            yield from database.rows(
-                f"SELECT {names} FROM {EVENTS}{database.force_index('PRIMARY')} "
-                f"WHERE id > %s AND id <= %s{condition} ORDER BY id",
-                (low, min(low + CHUNK, span.up_to), *parameters),
-            )
-
-
-def rollups(
-    spark: SparkSession,
-    place: Place,
-    *,
-    topics: Sequence[str] | None = None,
-    since: datetime.datetime | None = None,
-    until: datetime.datetime | None = None,
-) -> DataFrame:
-    """Return rollups (``ROLLUPS_DDL``).
-
-    Args:
-        spark: The session.
-        place: The queue's database.
-        topics: Only these topics (None: all).
-        since: Only rollups whose minute or hour begins at or after this time.
-        until: Only rollups whose minute or hour begins before this time.
-    """
-    condition, parameters = _condition("bucket_at", topics, since, until)
-    names = ", ".join(column.split()[0] for column in ROLLUPS_DDL.split(", "))
-    with place.connect() as database:
-        found = database.rows(f"SELECT {names} FROM {ROLLUPS} WHERE 1 = 1{condition}", parameters)
-    return _with_times(spark.createDataFrame(found, ROLLUPS_DDL.replace("TIMESTAMP", "BIGINT")), "bucket_at")
-
-
-def groups(database: Database, topics: Sequence[str] | None = None) -> list[Group]:
-    """Return every registered group with the number of its unsettled messages. Counting reads each topic's log."""
-    condition, parameters = _condition("", topics, None, None)
-    rows = database.rows(
-        f"SELECT consumer_group, topic, mode, start_offset, paused FROM {GROUPS} WHERE 1 = 1{condition} "
-        "ORDER BY topic, consumer_group",
-        parameters,
-    )
-    return [
-        Group(group, topic, mode, int(start), bool(paused), _unsettled(database, group, topic, int(start)))
-        for group, topic, mode, start, paused in rows
-    ]
-
-
-def groups_frame(spark: SparkSession, found: Sequence[Group]) -> DataFrame:
-    """Return groups as a DataFrame (``GROUPS_DDL``)."""
-    rows = [(one.consumer_group, one.topic, one.mode, one.start_offset, one.paused, one.unsettled) for one in found]
-    return spark.createDataFrame(rows, GROUPS_DDL)
-
-
-def _unsettled(database: Database, group: str, topic: str, start: int) -> int:
-    # One statement: with two, a claim in between would be counted twice or not at all.
-    (count,) = database.row(
-        f"SELECT (SELECT COUNT(*) {log_queries.claimed(database)}) "
-        f"+ (SELECT COUNT(*) {log_queries.unclaimed_of_topic(database)})",
-        (group, topic, False, group, topic, start, group),
-    )
-    return int(count)
-
-
-def collected(database: Database, topics: Sequence[str] | None = None) -> list[Collected]:
-    """Return the topics from which GC has removed messages."""
-    condition, parameters = _condition("", topics, None, None)
-    rows = database.rows(
-        f"SELECT topic, collected_offset, published_at FROM {COLLECTED} WHERE 1 = 1{condition} ORDER BY topic",
-        parameters,
-    )
-    return [Collected(topic, int(offset), int(at)) for topic, offset, at in rows]
-
-
-def now(database: Database) -> datetime.datetime:
-    """Return the time of the database's clock."""
-    (moment,) = database.row(f"SELECT {database.now_ms}")
-    return datetime.datetime.fromtimestamp(int(moment) / 1000, datetime.timezone.utc)
-
-
-def _condition(
-    column: str,
+def _archived(
+    table: Table,
+    log: Log,
+    up_to: int,
     topics: Sequence[str] | None,
     since: datetime.datetime | None,
     until: datetime.datetime | None,
-) -> tuple[str, list[Any]]:
-    sql = ""
-    parameters: list[Any] = []
+) -> Any:
+    field = pc.field
+    wanted = (field("log") == log.id) & (field("epoch") == log.epoch) & (field("offset") <= up_to)
     if topics is not None:
-        sql += f" AND topic IN ({', '.join(['%s'] * len(topics))})" if topics else " AND 1 = 0"
-        parameters += topics
+        wanted &= field("topic").isin(pa.array(topics, pa.string()))
     if since is not None:
-        sql += f" AND {column} >= %s"
-        parameters.append(milliseconds(since))
+        wanted &= field("published_at") >= pa.scalar(since, SPARK_TIME)
     if until is not None:
-        sql += f" AND {column} < %s"
-        parameters.append(milliseconds(until))
-    return sql, parameters
+        wanted &= field("published_at") < pa.scalar(until, SPARK_TIME)
+    return table.delta.to_pyarrow_dataset().filter(wanted)
 
 
-def _with_times(frame: DataFrame, *names: str) -> DataFrame:
-    from pyspark.sql import functions
+def _copy(duck: duckdb.DuckDBPyConnection, name: str, columns: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    duck.register("incoming", pa.RecordBatchReader.from_batches(columns, batches))
+    duck.execute(f"CREATE TABLE {name} AS SELECT * FROM incoming")
+    duck.unregister("incoming")
 
-    return frame.withColumns({name: functions.timestamp_millis(name) for name in names})
+
+def _schema(source: Source) -> pa.Schema:
+    def kind(name: str) -> pa.DataType:
+        return pa.string() if name in TEXTS else SPARK_TIME if name.endswith("_at") else pa.int64()
+
+    return pa.schema([(name, kind(name)) for name in source.columns])
+
+
+def _rows(
+    database: Database, source: Source, topics: Sequence[str] | None, since: int, before: int
+) -> Iterator[pa.RecordBatch]:
+    condition, parameters = Query((), wanted=_wanted(topics)).condition()
+    if source.time:
+        condition += f" AND {source.time} >= %s AND {source.time} < %s"
+        parameters += (since, before)
+    select = f"SELECT {', '.join(source.columns)} FROM {source.table}"
+    if "id" not in source.columns:
+        yield _batch(_schema(source), database.rows(f"{select} WHERE 1 = 1{condition}", parameters))
+        return
+    select += f"{database.force_index('PRIMARY')} WHERE id >= %s AND id < %s{condition} ORDER BY id"
+    first, last = database.row(f"SELECT COALESCE(MIN(id), 1), COALESCE(MAX(id), 0) FROM {source.table}")
+    for low in range(first, last + 1, CHUNK):
+        yield _batch(_schema(source), database.rows(select, (low, low + CHUNK, *parameters)))
+
+
+def _batch(columns: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    arrays = []
+    for field, found in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
+        values = [ms * 1000 if ms else None for ms in found] if field.type == SPARK_TIME else found
+        arrays.append(pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def _wanted(topics: Sequence[str] | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return () if topics is None else (("topic", tuple(topics)),)

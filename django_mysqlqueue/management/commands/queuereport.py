@@ -1,4 +1,4 @@
-"""``manage.py queuereport``: report on the queue's activity as one HTML page with charts."""
+"""``manage.py queuereport``: report on the whole history of the queue as one HTML page with charts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_mysqlqueue.inspection.redaction import redacted
 from django_mysqlqueue.management.base import database_of
 from django_mysqlqueue.management.operations import check_topics
 from django_mysqlqueue.management.spark import SparkCommand
@@ -18,7 +17,10 @@ from django_mysqlqueue.options.conf import get_settings
 class Command(SparkCommand):
     """Write a report."""
 
-    help = "Write a report on the queue's activity: an HTML page with charts, and its tables as Parquet and CSV files."
+    help = (
+        "Write a report on the whole history of the queue: an HTML page with charts, and its tables as Parquet and CSV "
+        "files."
+    )
     name = "report"
 
     def databases(self, options: Mapping[str, Any]) -> Sequence[str]:
@@ -38,9 +40,4 @@ class Command(SparkCommand):
     def of_project(self, using: str) -> dict[str, Any]:
         settings = get_settings()
         read = set(ConsumerGroup.objects.using(using).values_list("topic", flat=True))
-        known: dict[str, Any] = {
-            "retention": lambda topic: settings.retention_of(topic, has_groups=topic in read),
-        }
-        if settings.redact is not None:
-            known["redact"] = lambda text, topic: redacted(text, topic=topic, kind="error")
-        return known
+        return {"retention": lambda topic: settings.retention_of(topic, has_groups=topic in read)}

@@ -27,10 +27,12 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterP
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
+from pyspark_mysqlqueue import log_offsets
 from pyspark_mysqlqueue.archive.root import Root, sync
 from pyspark_mysqlqueue.batches import schema
 from pyspark_mysqlqueue.checksums import Sum
-from pyspark_mysqlqueue.errors import PipelineError
+from pyspark_mysqlqueue.databases import Database
+from pyspark_mysqlqueue.errors import DataLossError, PipelineError
 from pyspark_mysqlqueue.log_marks import Position
 from pyspark_mysqlqueue.log_schema import CHECKSUM, COLUMNS, Log
 
@@ -363,6 +365,24 @@ def _removed(file: TableFile) -> RemoveAction:
 def _range(row: Mapping[str, Any], name: str) -> tuple[Any, Any] | None:
     least, most = row.get(f"min.{name}"), row.get(f"max.{name}")
     return None if least is None or most is None else (least, most)
+
+
+def unarchived(database: Database, table: Table | None, log: Log, topics: Sequence[str] | None) -> int:
+    """Return the offset after which the live log continues the archive.
+
+    Raises:
+        DataLossError: GC has removed messages of these topics (None: of any) after it.
+    """
+    end = 0 if table is None else table.archived(log)
+    # Checked for all times: a removed row no longer shows its time.
+    gone = log_offsets.collected(database, topics)
+    if gone > end:
+        raise DataLossError(
+            f"GC has removed messages up to offset {gone}, but the archive ends at offset {end}: some messages "
+            "are lost. Run queuearchive to continue with the others. Set ARCHIVE_REQUIRED to make GC wait for "
+            "the archive"
+        )
+    return end
 
 
 @contextlib.contextmanager

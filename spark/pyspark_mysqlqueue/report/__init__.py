@@ -1,4 +1,4 @@
-"""Write a report about the queue's activity: an HTML page with charts, and its tables as Parquet and CSV."""
+"""Write a report about the whole history of the queue: an HTML page with charts, and its tables as Parquet and CSV."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 from pyspark_mysqlqueue.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from pyspark_mysqlqueue.archive.root import Root
     from pyspark_mysqlqueue.databases import Place
 
+PAGE = "report.html"
+
 
 def run_report(
-    spark: SparkSession,
     place: Place,
     root: Root | None,
     since: datetime.datetime | None,
@@ -26,13 +25,10 @@ def run_report(
     out: str | Path,
     *,
     retention: Callable[[str], float | None] | None = None,
-    redact: Callable[[str, str], str] | None = None,
-    progress: Callable[[str], object] = lambda _: None,
 ) -> list[Path]:
     """Write a report to a folder.
 
     Args:
-        spark: The session. Its time zone is set to UTC.
         place: The queue's database.
         root: The archive (None: report on the live log only).
         since: Only messages that entered the log at or after this time (None: from the beginning).
@@ -41,24 +37,27 @@ def run_report(
         out: The folder: new, empty, or with an earlier report, whose files are replaced.
         retention: Returns the seconds for which GC keeps the messages of a topic (None: forever). Without it, the
             report does not forecast the effect of GC.
-        redact: Returns the text to show instead of an error's last line, given the line and its topic. Without it,
-            errors are not redacted.
-        progress: Called with the name of each step before it begins.
 
     Returns:
         The files of the report, the page first.
 
     Raises:
-        PipelineError: The period is empty, or the folder has other files.
+        PipelineError: The period is empty, the folder has other files, or a package of the extra ``report`` is missing.
         DataLossError: GC has removed messages that the archive does not contain.
     """
-    from pyspark_mysqlqueue.report import files, page
-    from pyspark_mysqlqueue.report.queries import gather
-
+    folder = Path(out)
     if since is not None and until is not None and until <= since:
         raise PipelineError(f"until {until.isoformat()}: must be after since, {since.isoformat()}")
-    folder = files.Folder(out)
-    facts = gather(spark, place, root, since, until, topics, retention=retention, redact=redact, progress=progress)
-    progress("page")
-    made = page.page(facts)
-    return folder.write(page.render(made), {**facts.tables, **page.more_tables(made, facts)})
+    if folder.exists() and not folder.is_dir():
+        raise PipelineError(f"--out {str(out)!r}: is a file; use a folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / PAGE).is_file():
+        raise PipelineError(f"--out {str(out)!r}: the folder is not empty and has no {PAGE}; use a new or empty folder")
+    try:
+        from pyspark_mysqlqueue.report import page, queries
+    except ImportError as error:
+        raise PipelineError(f"{error}: run pip install 'pyspark-mysqlqueue[report]'") from error
+    facts = queries.gather(place, root, since, until, topics, retention)
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    # First, so that the next report may reuse the folder if this one is interrupted.
+    (folder / PAGE).write_text(page.render(facts), encoding="utf-8")
+    return [folder / PAGE, *queries.write(facts.tables, folder / "tables")]

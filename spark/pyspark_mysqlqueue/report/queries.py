@@ -1,54 +1,100 @@
-"""Query Spark and the database for the data of a report. The results are small."""
+"""Query DuckDB for the data of a report. Three queries read the log; the others read their small results."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
 
-from pyspark_mysqlqueue import frames, log_offsets, tables
-from pyspark_mysqlqueue.analytics import deliveries, growth, lag, skew, traffic
-from pyspark_mysqlqueue.analytics.common import ERROR_CHARACTERS
+from pyspark_mysqlqueue import log_offsets
 from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.databases import Place
-from pyspark_mysqlqueue.report import words
-from pyspark_mysqlqueue.tables import Collected, Group
+from pyspark_mysqlqueue.log_schema import COLLECTED
+from pyspark_mysqlqueue.tables import connect
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-COLUMNS = (
-    "offset",
-    "topic",
-    "partition_key",
-    "size",
-    "target_group",
-    "original_topic",
-    "failed_group",
-    "failed_at",
-    "failure_count",
-    "last_error",
-    "created_at",
-    "published_at",
-)
+COLUMNS = ("topic", "partition_key", "size", "published_at")
 """The columns of the log that a report reads: no payloads."""
-STEPS = (1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 86_400, 604_800)
-"""Possible lengths of a step in a chart, in seconds."""
-POINTS = 150
-"""Maximum number of steps in a chart."""
-MINUTES_UP_TO = 14 * 86_400
-"""Seconds of a period up to which the table of throughput has a row per minute. Longer periods have one per hour."""
-ROLLUP_MINUTES_KEPT = 6 * 3600
-"""Seconds for which the queue keeps rollups of minutes."""
-MOST_ROWS = 1000
-"""Maximum number of rows in tables of errors and of subscribers."""
-TOP_KEYS = 20
-"""Number of keys per topic in the table of the largest keys."""
+LEAST_DAYS = 4
+"""Minimum number of days for a trend. Through three points, the standard error is unreliable; through two it is 0."""
+FARTHEST = 3650
+"""Maximum number of days that are forecast."""
+SCANS = {
+    "by_hour": "SELECT date_trunc('hour', published_at) AS hour_at, topic, count(*) AS messages, sum(size) AS bytes, "
+    "min(published_at) AS first_at, max(published_at) AS last_at FROM log GROUP BY ALL",
+    "by_key": "SELECT topic, partition_key, count(*) AS messages, sum(size) AS bytes FROM log GROUP BY ALL",
+    "by_size": "SELECT topic, size, count(*) AS messages FROM log GROUP BY ALL",
+}
+QUERIES = {
+    "topics": """
+        SELECT topic, sum(messages)::BIGINT AS messages, sum(bytes)::BIGINT AS bytes,
+            (SELECT count(*) FROM by_key WHERE by_key.topic = by_hour.topic) AS keys,
+            min(first_at) AS first_at, max(last_at) AS last_at
+        FROM by_hour GROUP BY topic ORDER BY messages DESC, topic""",
+    "days": """
+        SELECT hour_at::DATE AS day, topic, sum(messages)::BIGINT AS messages, sum(bytes)::BIGINT AS bytes
+        FROM by_hour GROUP BY ALL ORDER BY day, topic""",
+    # The first and the last day may be incomplete. Days without a message count.
+    "trend": f"""
+        WITH days AS (
+            SELECT hour_at::DATE AS day, sum(messages) AS messages, sum(bytes) AS bytes FROM by_hour GROUP BY day),
+        ends AS (SELECT min(day) + 1 AS first, max(day) - 1 AS last FROM days),
+        whole AS (
+            SELECT date_diff('day', first, d.day)::DOUBLE AS x, coalesce(messages, 0)::DOUBLE AS y,
+                coalesce(bytes, 0)::DOUBLE AS bytes
+            FROM ends, unnest(generate_series(first, last, INTERVAL 1 DAY)) AS d(day)
+            LEFT JOIN days ON days.day = d.day::DATE)
+        SELECT count(*) AS days, avg(y) AS messages_per_day, avg(bytes) AS bytes_per_day,
+            if(count(*) >= {LEAST_DAYS}, regr_slope(y, x), NULL) AS slope,
+            if(count(*) >= {LEAST_DAYS},
+                sqrt(greatest(regr_syy(y, x) - regr_sxy(y, x) ^ 2 / regr_sxx(y, x), 0) / (count(*) - 2)
+                    / regr_sxx(y, x)), NULL) AS slope_error,
+            if(count(*) >= {LEAST_DAYS}, regr_intercept(y, x) + regr_slope(y, x) * max(x), NULL) AS at_end
+        FROM whole""",
+    "hours": """
+        SELECT isodow(hour_at) AS weekday, hour(hour_at) AS hour, sum(messages)::BIGINT AS messages,
+            count(DISTINCT hour_at) AS days
+        FROM by_hour GROUP BY ALL ORDER BY weekday, hour""",
+    # With x ascending, Gini is 2 * sum(i * x) / (n * sum(x)) - (n + 1) / n; the place of the largest key is 1.
+    "skew": """
+        WITH ranked AS (
+            SELECT topic, messages, row_number() OVER (PARTITION BY topic ORDER BY messages DESC) AS place,
+                count(*) OVER (PARTITION BY topic) AS keys
+            FROM by_key)
+        SELECT topic, max(keys) AS keys, sum(messages)::BIGINT AS messages,
+            2 * sum((keys - place + 1) * messages) / (max(keys) * sum(messages)) - (max(keys) + 1) / max(keys) AS gini,
+            max(messages) / sum(messages) AS top_share,
+            sum(messages) FILTER (place <= ceil(keys / 100)) / sum(messages) AS top_1_percent,
+            sum(messages) FILTER (place <= ceil(keys / 10)) / sum(messages) AS top_10_percent
+        FROM ranked GROUP BY topic ORDER BY messages DESC, topic""",
+    "top_keys": """
+        SELECT topic, row_number() OVER (PARTITION BY topic ORDER BY messages DESC, partition_key) AS place,
+            partition_key, messages, bytes::BIGINT AS bytes,
+            messages / sum(messages) OVER (PARTITION BY topic) AS share
+        FROM by_key QUALIFY place <= 20 ORDER BY topic, place""",
+    "sizes": """
+        WITH summed AS (
+            SELECT topic, size, messages, sum(messages) OVER (PARTITION BY topic ORDER BY size) AS up_to,
+                sum(messages) OVER (PARTITION BY topic) AS total
+            FROM by_size)
+        SELECT topic, sum(messages)::BIGINT AS messages, sum(size * messages) / sum(messages) AS mean_bytes,
+            min(size) FILTER (up_to >= 0.5 * total) AS p50_bytes, min(size) FILTER (up_to >= 0.9 * total) AS p90_bytes,
+            min(size) FILTER (up_to >= 0.99 * total) AS p99_bytes, max(size) AS max_bytes
+        FROM summed GROUP BY topic ORDER BY messages DESC, topic""",
+    "size_classes": """
+        SELECT up_to AS up_to_bytes, sum(messages)::BIGINT AS messages, sum(size * messages)::BIGINT AS bytes
+        FROM by_size ASOF JOIN (SELECT unnest([100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000,
+            250_000, 500_000, 1_000_000, 10_000_000, 100_000_000, 5_000_000_000]) AS up_to) ON size <= up_to
+        GROUP BY up_to ORDER BY up_to""",
+}
+"""The tables of a report by name."""
 
 Row = dict[str, Any]
 
@@ -59,31 +105,13 @@ class Facts:
 
     since: datetime.datetime | None
     until: datetime.datetime | None
-    topics: tuple[str, ...] | None
+    topics: Sequence[str] | None
     now: datetime.datetime
     """The time of the database's clock when the report was written."""
-    with_archive: bool
-    """Whether the report covers an archive."""
-    archived: int
-    """All offsets up to this one are archived."""
-    collected: list[Collected]
-    """Messages that GC has removed, that are not archived and that may belong to the period."""
-    groups: list[Group]
-    """The registered groups."""
-    step: int
-    """The length of a step in charts over time, in seconds."""
-    table_step: int
-    """The length of a step in the table ``throughput``, in seconds."""
-    lag_source: dict[tuple[str, str], str]
-    """(group, topic) → the source of its lag: ``events``, ``rollups`` or ``none``."""
-    lag_step: int
-    """The length of a step of lag from recorded deliveries, in seconds."""
-    chart: list[Row]
-    """Throughput in steps of ``step``."""
-    latency_over_time: list[Row]
-    """Latency into the log in steps of ``step``."""
-    trend: Row | None
-    """The line through the messages per day (None: less than one whole day)."""
+    archived: int | None
+    """All offsets up to this one are archived (None: the report covers only the live log)."""
+    missing: list[tuple[str, int]]
+    """Topics of which GC has removed messages that may belong to the period, and the highest offset among these."""
     retention: dict[str, float | None] | None
     """Topic → retention in seconds (None: forever). None if retention is unknown."""
     tables: dict[str, pa.Table]
@@ -98,263 +126,89 @@ class Facts:
         """The number of messages."""
         return sum(row["messages"] for row in self.rows("topics"))
 
-    @property
-    def first_at(self) -> datetime.datetime | None:
-        """When the first message was published; None if there is none."""
-        return min((row["first_at"] for row in self.rows("topics") if row["first_at"]), default=None)
-
-    @property
-    def last_at(self) -> datetime.datetime | None:
-        """When the last message was published; None if there is none."""
-        return max((row["last_at"] for row in self.rows("topics") if row["last_at"]), default=None)
-
-    @property
-    def concerned(self) -> list[Row]:
-        """The rows of ``recording`` of groups that had messages. Other groups have no missing data."""
-        busy = {row["topic"] for row in self.rows("topics") if row["messages"]}
-        behind = {(group.consumer_group, group.topic) for group in self.groups if group.unsettled}
-        return [
-            row
-            for row in self.rows("recording")
-            if row["recorded"] != "idle" or row["topic"] in busy or (row["consumer_group"], row["topic"]) in behind
-        ]
-
-    def group_name(self, group: str, topic: str) -> str:
-        """Return a group for a sentence, with its topic if the group has several."""
-        several = [row for row in self.rows("recording") if row["consumer_group"] == group][1:]
-        return f"{words.name(group)} on {words.name(topic)}" if several else words.name(group)
-
-    @property
-    def recorded(self) -> dict[tuple[str, str], str]:
-        """(group, topic) → the share of recorded deliveries, as in ``deliveries.recording``."""
-        return {(row["consumer_group"], row["topic"]): row["recorded"] for row in self.rows("recording")}
-
-
-def step_for(seconds: float) -> int:
-    """Return the shortest step that divides a period of ``seconds`` into at most ``POINTS`` steps."""
-    return next((step for step in STEPS if seconds <= step * POINTS), STEPS[-1])
-
-
-@contextmanager
-def kept(*found: DataFrame) -> Iterator[None]:
-    """Cache DataFrames during the block, so that each is computed once."""
-    for one in found:
-        one.persist()
-    try:
-        yield
-    finally:
-        for one in found:
-            one.unpersist()
-
 
 def gather(
-    spark: SparkSession,
     place: Place,
     root: Root | None,
     since: datetime.datetime | None,
     until: datetime.datetime | None,
     topics: Sequence[str] | None,
-    *,
-    retention: Callable[[str], float | None] | None = None,
-    redact: Callable[[str, str], str] | None = None,
-    progress: Callable[[str], object] = lambda _: None,
+    retention: Callable[[str], float | None] | None,
 ) -> Facts:
-    """Run all queries of a report.
-
-    Args:
-        spark: The session. Its time zone is set to UTC.
-        place: The queue's database.
-        root: The archive (None: read the live log only).
-        since: Only messages published at or after this time.
-        until: Only messages published before this time.
-        topics: Only these topics (None: all).
-        retention: Returns the retention of a topic in seconds.
-        redact: Returns the text to show instead of an error's last line.
-        progress: Called with the name of each step before it begins.
-
-    Raises:
-        DataLossError: GC has removed messages that the archive does not contain.
-    """
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    progress("groups")
+    """Run all queries of a report. See ``run_report``."""
     with place.connect() as database:
-        moment = tables.now(database)
-        groups = tables.groups(database, topics)
-        gone = tables.collected(database, topics)
+        (moment,) = database.row(f"SELECT {database.now_ms}")
+        gone = database.rows(f"SELECT topic, collected_offset, published_at FROM {COLLECTED} ORDER BY topic")
         table = None if root is None else Table.find(root)
         archived = 0 if table is None else table.archived(log_offsets.identity(database))
-    log = frames.everything(spark, place, root, topics=topics, since=since, until=until, columns=COLUMNS)
-    # A delivery of a message that was published in the period may end after the period.
-    events = tables.events(spark, place, topics=topics, since=since)
-    rollups = tables.rollups(spark, place, topics=topics, since=since, until=until)
-    with kept(log, events, rollups):
-        ask = _Questions(spark, log, events, rollups, groups, since, until, moment, progress)
-        ask.everything()
-        if redact is not None:
-            for name in ("failures", "dead_letters"):
-                ask.tables[name] = redacted(ask.tables[name], redact)
-        missing = [
-            one
-            for one in gone
-            if one.offset > archived and (since is None or one.published_at >= since.timestamp() * 1000)
-        ]
-        return Facts(
-            since=since,
-            until=until,
-            topics=None if topics is None else tuple(topics),
-            now=moment,
-            with_archive=root is not None,
-            archived=archived,
-            collected=missing,
-            groups=groups,
-            step=ask.step,
-            table_step=ask.table_step,
-            lag_source=ask.lag_source,
-            lag_step=ask.lag_step,
-            chart=ask.chart,
-            latency_over_time=ask.latency_over_time,
-            trend=ask.trend,
-            retention=None
-            if retention is None
-            else {row["topic"]: retention(row["topic"]) for row in ask.rows("topics")},
-            tables=ask.tables,
-        )
+    with connect(place, root, topics=topics, since=since, until=until, columns=COLUMNS, tables=()) as duck:
+        for name, query in SCANS.items():
+            duck.execute(f"CREATE TEMP TABLE {name} AS {query}")
+        tables = {name: duck.sql(query).to_arrow_table() for name, query in QUERIES.items()}
+    facts = Facts(
+        since=since,
+        until=until,
+        topics=topics,
+        now=datetime.datetime.fromtimestamp(int(moment) / 1000, datetime.timezone.utc),
+        archived=None if root is None else archived,
+        missing=[
+            (topic, offset)
+            for topic, offset, at in gone
+            if root is None
+            and topic in (topics or [topic])
+            and (since is None or at >= log_offsets.milliseconds(since))
+        ],
+        retention={topic: retention(topic) for topic in tables["topics"]["topic"].to_pylist()} if retention else None,
+        tables=tables,
+    )
+    tables["growth_forecast"] = forecast(facts)
+    return facts
 
 
-TOO_LONG = "(redacted: the line is too long)"
-"""Shown instead of a line of which only the beginning is known: a part of it cannot be redacted safely."""
+def write(tables: Mapping[str, pa.Table], folder: Path) -> Iterator[Path]:
+    """Write each table as Parquet and CSV, and yield the files."""
+    for name, table in tables.items():
+        pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
+        pc.write_csv(table, folder / f"{name}.csv")
+        yield from (folder / f"{name}.parquet", folder / f"{name}.csv")
 
 
-def redacted(table: pa.Table, redact: Callable[[str, str], str]) -> pa.Table:
-    """Return a table with its column ``error`` redacted. Shortened lines are replaced by ``TOO_LONG``."""
-    lines = zip(table["error"].to_pylist(), table["topic"].to_pylist(), strict=True)
-    left = [TOO_LONG if len(line) >= ERROR_CHARACTERS else redact(line, topic) for line, topic in lines]
-    return table.set_column(table.column_names.index("error"), "error", pa.array(left, pa.string()))
+def forecast(facts: Facts) -> pa.Table:
+    """Return when the messages of the report reach 100,000, 1 million … 1 billion, if the trend continues.
+
+    ``earliest`` and ``latest`` are those of a slope that is two standard errors higher and lower. NULL: not within ten
+    years.
+    """
+    (trend,) = facts.rows("trend")
+    now, day = facts.messages, facts.now.date()
+    found = []
+    if trend["days"]:
+        real = is_significant(trend)
+        per_day, slope = (trend["at_end"], trend["slope"]) if real else (trend["messages_per_day"], 0.0)
+        error = 2 * (trend["slope_error"] or 0.0)
+        rises = {"expected": slope, "earliest": slope + error, "latest": slope - error}
+        for size in (10**exponent for exponent in range(5, 10) if 10**exponent > now):
+            waits = {name: _days_until(size - now, per_day, rise) for name, rise in rises.items()}
+            dates = {
+                name: None if wait is None or wait > FARTHEST else day + datetime.timedelta(days=math.ceil(wait))
+                for name, wait in waits.items()
+            }
+            found.append({"messages": size, **dates})
+    columns = [("messages", pa.int64()), *((name, pa.date32()) for name in ("expected", "earliest", "latest"))]
+    return pa.Table.from_pylist(found, schema=pa.schema(columns))
 
 
-class _Questions:
-    """The queries of a report. They run one after another; each is at least one Spark job."""
+def is_significant(trend: Row) -> bool:
+    """Return whether a slope is larger than two standard errors."""
+    return trend["slope"] is not None and abs(trend["slope"]) > 2 * trend["slope_error"]
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        log: DataFrame,
-        events: DataFrame,
-        rollups: DataFrame,
-        groups: Sequence[Group],
-        since: datetime.datetime | None,
-        until: datetime.datetime | None,
-        now: datetime.datetime,
-        progress: Callable[[str], object],
-    ) -> None:
-        self.spark, self.log, self.events, self.rollups = spark, log, events, rollups
-        self.groups, self.since, self.until, self.now, self.progress = groups, since, until, now, progress
-        self.tables: dict[str, pa.Table] = {}
-        self.step = self.table_step = self.lag_step = 60
-        self.chart: list[Row] = []
-        self.latency_over_time: list[Row] = []
-        self.trend: Row | None = None
-        self.lag_source: dict[tuple[str, str], str] = {}
 
-    def rows(self, name: str) -> list[Row]:
-        found: list[Row] = self.tables[name].to_pylist()
-        return found
-
-    def ask(self, name: str, frame: DataFrame) -> None:
-        self.progress(name.replace("_", " "))
-        self.tables[name] = frame.toArrow()
-
-    def everything(self) -> None:
-        from pyspark.sql import functions as f
-
-        self.ask("topics", traffic.topics(self.log))
-        begin, end = self._span()
-        length = (end - begin).total_seconds() if begin and end else 0.0
-        self.step = step_for(length)
-        self.table_step = 60 if length <= MINUTES_UP_TO else 3600
-        self.ask("throughput", traffic.throughput(self.log, seconds=self.table_step))
-        self.chart = self._coarser() if self.step >= self.table_step else self._finer()
-        self.ask("publish_latency", traffic.publish_latency(self.log))
-        self.latency_over_time = traffic.publish_latency(self.log, seconds=self.step).toArrow().to_pylist()
-        self.ask("hours", traffic.hours(self.log))
-        self._growth()
-        self._skew()
-        groups = tables.groups_frame(self.spark, self.groups)
-        self.ask("recording", deliveries.recording(groups, self.events, self.rollups))
-        ended = self.events if self.until is None else self.events.where(f.col("settled_at") < f.lit(self.until))
-        self.ask("settle_latency", deliveries.settle_latency(self.log, self.events))
-        self.ask("handler_time", deliveries.handling(ended))
-        self.ask("settle_latency_bounds", deliveries.settle_bounds(self.rollups))
-        self.ask("failures", deliveries.failures(ended).limit(MOST_ROWS))
-        self.ask("dead_letters", deliveries.dead_letters(self.log).limit(MOST_ROWS))
-        self.ask("subscribers", deliveries.consumers(ended).limit(MOST_ROWS))
-        self._lag(groups, begin)
-
-    def _span(self) -> tuple[datetime.datetime | None, datetime.datetime | None]:
-        known = self.rows("topics")
-        first = min((row["first_at"] for row in known if row["first_at"]), default=None)
-        last = max((row["last_at"] for row in known if row["last_at"]), default=None)
-        return first, last
-
-    def _finer(self) -> list[Row]:
-        found: list[Row] = traffic.throughput(self.log, seconds=self.step).toArrow().to_pylist()
-        return found
-
-    def _coarser(self) -> list[Row]:
-        sums: dict[tuple[datetime.datetime, str], Row] = {}
-        for row in self.rows("throughput"):
-            begin = int(row["at"].timestamp()) // self.step * self.step
-            at = datetime.datetime.fromtimestamp(begin, datetime.timezone.utc)
-            one = sums.setdefault((at, row["topic"]), {"at": at, "topic": row["topic"], "messages": 0, "bytes": 0})
-            one["messages"] += row["messages"]
-            one["bytes"] += row["bytes"]
-        return [sums[key] for key in sorted(sums)]
-
-    def _growth(self) -> None:
-        by_day = traffic.days(self.log)
-        self.ask("days", by_day)
-        found = sorted({row["day"] for row in self.rows("days")})
-        # The first and the last day may be incomplete.
-        if len(found) and (found[-1] - found[0]).days >= 2:
-            day = datetime.timedelta(days=1)
-            line = growth.trend(by_day, first=found[0] + day, last=found[-1] - day)
-            (self.trend,) = line.toArrow().to_pylist()
-
-    def _skew(self) -> None:
-        keys = skew.partitions(self.log)
-        with kept(keys):
-            self.ask("skew", skew.skew(keys))
-            self.ask("top_keys", skew.top_keys(keys, TOP_KEYS))
-            self.ask("concentration", skew.concentration(keys))
-
-    def _lag(self, groups: DataFrame, begin: datetime.datetime | None) -> None:
-        """Compute lag from recorded deliveries if all are recorded, else from rollups if the period ends now."""
-        from pyspark.sql import functions as f
-
-        counted = {
-            (row["consumer_group"], row["topic"]): row["acks_counted"] is not None for row in self.rows("recording")
-        }
-        for row in self.rows("recording"):
-            ref = (row["consumer_group"], row["topic"])
-            reaches = self.until is None or self.until >= self.now
-            self.lag_source[ref] = (
-                "events" if row["recorded"] == "all" else "rollups" if reaches and counted[ref] else "none"
-            )
-
-        def of(source: str) -> DataFrame:
-            wanted = [ref for ref, found in self.lag_source.items() if found == source]
-            chosen = self.spark.createDataFrame(wanted, "consumer_group STRING, topic STRING")
-            return groups.join(f.broadcast(chosen), ["consumer_group", "topic"])
-
-        _, end = self._span()
-        length = ((end or self.now) - begin).total_seconds() if begin else 0.0
-        self.lag_step = step_for(length)
-        recent = begin is not None and (self.now - begin).total_seconds() <= ROLLUP_MINUTES_KEPT
-        sources = set(self.lag_source.values())
-        parts = []
-        if "rollups" in sources:
-            parts.append(lag.lag_by_rollups(self.log, self.rollups, of("rollups"), seconds=60 if recent else 3600))
-        if "events" in sources or not parts:
-            parts.append(lag.lag(self.log, self.events, of("events"), seconds=self.lag_step))
-        found = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-        self.ask("lag", found.orderBy("topic", "consumer_group", "at"))
+def _days_until(missing: float, per_day: float, rise: float) -> float | None:
+    """Return the first positive x with per_day·x + rise·x²/2 = missing, while per_day + rise·x is positive."""
+    if abs(rise) < 1e-12:
+        return missing / per_day if per_day > 0 else None
+    inside = per_day**2 + 2 * rise * missing
+    if inside < 0:
+        return None
+    found = (-per_day + math.sqrt(inside)) / rise
+    return found if found >= 0 else None
