@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,20 +125,20 @@ def _headlines(facts: Facts, topics: Sequence[Row]) -> list[tuple[str, str, str]
     messages, size = facts.messages, sum(row["bytes"] for row in topics)
     found = [("messages", words.number(messages), f"in {words.counted(len(topics), 'topic')}")]
     if messages:
-        totals: dict[datetime.date, int] = {}
+        totals: Counter[datetime.date] = Counter()
         for row in facts.rows("days"):
-            totals[row["day"]] = totals.get(row["day"], 0) + row["messages"]
-        best = max(totals, key=lambda day: totals[day])
+            totals[row["day"]] += row["messages"]
+        ((best, count),) = totals.most_common(1)
         found.append(("payload", words.size(size), f"{words.size(size / messages)} per message"))
-        found.append(("busiest day", words.number(totals[best]), f"messages on {best}"))
+        found.append(("busiest day", words.number(count), f"messages on {best}"))
         found.append(("keys", words.number(sum(row["keys"] for row in topics)), "partition keys, of all topics"))
     return found
 
 
 def _about(facts: Facts) -> list[str]:
     said = ["The report covers the messages that are still in the live log."]
-    if facts.archived is not None:
-        said = [f"The report covers the archive up to offset {facts.archived:,} and the live log after it."]
+    if facts.has_archive:
+        said = ["The report covers the archive and the messages of the live log after it."]
     if facts.topics is not None:
         noun = "topic" if len(facts.topics) == 1 else "topics"
         said.append(f"It is limited to the {noun} {words.enumeration([words.name(one) for one in facts.topics])}.")

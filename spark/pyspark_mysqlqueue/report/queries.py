@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 
 from pyspark_mysqlqueue import log_offsets
 from pyspark_mysqlqueue.archive.root import Root
-from pyspark_mysqlqueue.archive.table import Table
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.log_schema import COLLECTED
 from pyspark_mysqlqueue.tables import connect
@@ -108,8 +107,8 @@ class Facts:
     topics: Sequence[str] | None
     now: datetime.datetime
     """The time of the database's clock when the report was written."""
-    archived: int | None
-    """All offsets up to this one are archived (None: the report covers only the live log)."""
+    has_archive: bool
+    """Whether the report covers an archive."""
     missing: list[tuple[str, int]]
     """Topics of which GC has removed messages that may belong to the period, and the highest offset among these."""
     retention: dict[str, float | None] | None
@@ -139,8 +138,6 @@ def gather(
     with place.connect() as database:
         (moment,) = database.row(f"SELECT {database.now_ms}")
         gone = database.rows(f"SELECT topic, collected_offset, published_at FROM {COLLECTED} ORDER BY topic")
-        table = None if root is None else Table.find(root)
-        archived = 0 if table is None else table.archived(log_offsets.identity(database))
     with connect(place, root, topics=topics, since=since, until=until, columns=COLUMNS, tables=()) as duck:
         for name, query in SCANS.items():
             duck.execute(f"CREATE TEMP TABLE {name} AS {query}")
@@ -150,7 +147,7 @@ def gather(
         until=until,
         topics=topics,
         now=datetime.datetime.fromtimestamp(int(moment) / 1000, datetime.timezone.utc),
-        archived=None if root is None else archived,
+        has_archive=root is not None,
         missing=[
             (topic, offset)
             for topic, offset, at in gone
