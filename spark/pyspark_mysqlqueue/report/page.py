@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pyspark_mysqlqueue.report import charts, words
-from pyspark_mysqlqueue.report.queries import LEAST_DAYS, Facts, Row, is_significant
+from pyspark_mysqlqueue.report.queries import LEAST_DAYS, Facts, Row
 from pyspark_mysqlqueue.shared.keys import lane_of
 
 ROWS_SHOWN = 50
@@ -201,7 +201,7 @@ def _traffic(facts: Facts) -> Section:
 def _slope(trend: Row) -> str:
     each = f"± {words.number(float(2 * trend['slope_error']))} from one day to the next (two standard errors)"
     change = words.number(float(abs(trend["slope"])))
-    if not is_significant(trend):
+    if not trend["is_significant"]:
         sign = "-" if trend["slope"] < 0 else ""
         return f"Growth is not significant: the number of messages per day changes by {sign}{change} {each}."
     return f"The number of messages per day {'grows' if trend['slope'] > 0 else 'falls'} by {change} {each}."

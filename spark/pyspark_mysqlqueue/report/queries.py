@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,6 @@ COLUMNS = ("topic", "partition_key", "size", "published_at")
 """The columns of the log that a report reads: no payloads."""
 LEAST_DAYS = 4
 """Minimum number of days for a trend. Through three points, the standard error is unreliable; through two it is 0."""
-FARTHEST = 3650
-"""Maximum number of days that are forecast."""
 SCANS = {
     "by_hour": "SELECT date_trunc('hour', published_at) AS hour_at, topic, count(*) AS messages, sum(size) AS bytes, "
     "min(published_at) AS first_at, max(published_at) AS last_at FROM log GROUP BY ALL",
@@ -49,14 +46,37 @@ QUERIES = {
             SELECT date_diff('day', first, d.day)::DOUBLE AS x, coalesce(messages, 0)::DOUBLE AS y,
                 coalesce(bytes, 0)::DOUBLE AS bytes
             FROM ends, unnest(generate_series(first, last, INTERVAL 1 DAY)) AS d(day)
-            LEFT JOIN days ON days.day = d.day::DATE)
-        SELECT count(*) AS days, avg(y) AS messages_per_day, avg(bytes) AS bytes_per_day,
-            if(count(*) >= {LEAST_DAYS}, regr_slope(y, x), NULL) AS slope,
-            if(count(*) >= {LEAST_DAYS},
+            LEFT JOIN days ON days.day = d.day::DATE),
+        line AS (
+            SELECT count(*) AS days, avg(y) AS messages_per_day, avg(bytes) AS bytes_per_day, regr_slope(y, x) AS slope,
                 sqrt(greatest(regr_syy(y, x) - regr_sxy(y, x) ^ 2 / regr_sxx(y, x), 0) / (count(*) - 2)
-                    / regr_sxx(y, x)), NULL) AS slope_error,
-            if(count(*) >= {LEAST_DAYS}, regr_intercept(y, x) + regr_slope(y, x) * max(x), NULL) AS at_end
-        FROM whole""",
+                    / regr_sxx(y, x)) AS slope_error,
+                regr_intercept(y, x) + regr_slope(y, x) * max(x) AS at_end
+            FROM whole HAVING count(*) >= {LEAST_DAYS}
+            UNION ALL
+            SELECT count(*), avg(y), avg(bytes), NULL, NULL, NULL FROM whole HAVING count(*) < {LEAST_DAYS})
+        SELECT *, coalesce(abs(slope) > 2 * slope_error, false) AS is_significant FROM line""",
+    # From the day of the last message on: x days later, there are per_day * x + rise * x^2 / 2 messages more. A slope
+    # that is two standard errors higher or lower gives the earliest and the latest day.
+    "growth_forecast": """
+        WITH line AS (
+            SELECT if(is_significant, at_end, messages_per_day) AS per_day, if(is_significant, slope, 0) AS slope,
+                2 * coalesce(slope_error, 0) AS error, sum(messages) AS so_far, max(last_at)::DATE AS last_day
+            FROM trend, topics WHERE days > 0 GROUP BY ALL),
+        rises AS (
+            SELECT size AS messages, name, last_day, size - so_far AS missing, per_day, slope + sign * error AS rise,
+                per_day ^ 2 + 2 * rise * missing AS inside
+            FROM line, unnest([100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000]) AS sizes(size),
+                (VALUES ('expected', 0), ('earliest', 1), ('latest', -1)) AS names(name, sign)
+            WHERE size > so_far),
+        waits AS (
+            SELECT messages, name, last_day, CASE WHEN abs(rise) < 1e-12 THEN missing / nullif(per_day, 0)
+                WHEN inside >= 0 THEN (sqrt(inside) - per_day) / rise END AS wait
+            FROM rises),
+        found AS (SELECT messages, name, last_day + ceil(wait)::INT AS day FROM waits WHERE wait BETWEEN 0 AND 3650)
+        SELECT messages, max(day) FILTER (name = 'expected') AS expected,
+            max(day) FILTER (name = 'earliest') AS earliest, max(day) FILTER (name = 'latest') AS latest
+        FROM (SELECT DISTINCT messages FROM rises) LEFT JOIN found USING (messages) GROUP BY ALL ORDER BY messages""",
     "hours": """
         SELECT isodow(hour_at) AS weekday, hour(hour_at) AS hour, sum(messages)::BIGINT AS messages,
             count(DISTINCT hour_at) AS days
@@ -93,7 +113,7 @@ QUERIES = {
             250_000, 500_000, 1_000_000, 10_000_000, 100_000_000, 5_000_000_000]) AS up_to) ON size <= up_to
         GROUP BY up_to ORDER BY up_to""",
 }
-"""The tables of a report by name."""
+"""The tables of a report by name. A query may use the tables before it."""
 
 Row = dict[str, Any]
 
@@ -141,8 +161,11 @@ def gather(
     with connect(place, root, topics=topics, since=since, until=until, columns=COLUMNS, tables=()) as duck:
         for name, query in SCANS.items():
             duck.execute(f"CREATE TEMP TABLE {name} AS {query}")
-        tables = {name: duck.sql(query).to_arrow_table() for name, query in QUERIES.items()}
-    facts = Facts(
+        tables = {}
+        for name, query in QUERIES.items():
+            tables[name] = duck.sql(query).to_arrow_table()
+            duck.register(name, tables[name])
+    return Facts(
         since=since,
         until=until,
         topics=topics,
@@ -158,8 +181,6 @@ def gather(
         retention={topic: retention(topic) for topic in tables["topics"]["topic"].to_pylist()} if retention else None,
         tables=tables,
     )
-    tables["growth_forecast"] = forecast(facts)
-    return facts
 
 
 def write(tables: Mapping[str, pa.Table], folder: Path) -> Iterator[Path]:
@@ -168,44 +189,3 @@ def write(tables: Mapping[str, pa.Table], folder: Path) -> Iterator[Path]:
         pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
         pc.write_csv(table, folder / f"{name}.csv")
         yield from (folder / f"{name}.parquet", folder / f"{name}.csv")
-
-
-def forecast(facts: Facts) -> pa.Table:
-    """Return when the messages of the report reach 100,000, 1 million … 1 billion, if the trend continues.
-
-    ``earliest`` and ``latest`` are those of a slope that is two standard errors higher and lower. NULL: not within ten
-    years.
-    """
-    (trend,) = facts.rows("trend")
-    now, day = facts.messages, facts.now.date()
-    found = []
-    if trend["days"]:
-        real = is_significant(trend)
-        per_day, slope = (trend["at_end"], trend["slope"]) if real else (trend["messages_per_day"], 0.0)
-        error = 2 * (trend["slope_error"] or 0.0)
-        rises = {"expected": slope, "earliest": slope + error, "latest": slope - error}
-        for size in (10**exponent for exponent in range(5, 10) if 10**exponent > now):
-            waits = {name: _days_until(size - now, per_day, rise) for name, rise in rises.items()}
-            dates = {
-                name: None if wait is None or wait > FARTHEST else day + datetime.timedelta(days=math.ceil(wait))
-                for name, wait in waits.items()
-            }
-            found.append({"messages": size, **dates})
-    columns = [("messages", pa.int64()), *((name, pa.date32()) for name in ("expected", "earliest", "latest"))]
-    return pa.Table.from_pylist(found, schema=pa.schema(columns))
-
-
-def is_significant(trend: Row) -> bool:
-    """Return whether a slope is larger than two standard errors."""
-    return trend["slope"] is not None and abs(trend["slope"]) > 2 * trend["slope_error"]
-
-
-def _days_until(missing: float, per_day: float, rise: float) -> float | None:
-    """Return the first positive x with per_day·x + rise·x²/2 = missing, while per_day + rise·x is positive."""
-    if abs(rise) < 1e-12:
-        return missing / per_day if per_day > 0 else None
-    inside = per_day**2 + 2 * rise * missing
-    if inside < 0:
-        return None
-    found = (-per_day + math.sqrt(inside)) / rise
-    return found if found >= 0 else None
