@@ -121,7 +121,7 @@ ROLES: dict[str, Role] = {
     ),
     "reader": Role("read everything, payloads too: the dashboard, queuestatus, queuetail, metrics, Spark", READ),
     "operator": Role(
-        "read everything, and run the operations: pause, seek, drop, retry, redrive, discard, reschedule",
+        "read everything, and run the operations: pause, seek, drop, retry, redrive, discard, erase, reschedule",
         (
             *READ,
             *_tables(
@@ -142,7 +142,7 @@ ROLES: dict[str, Role] = {
                     models.JobStage: "U",
                     models.Schedule: "IUD",
                     models.SubscriberHeartbeat: "D",
-                    models.DeliveryEvent: "I",
+                    models.DeliveryEvent: "ID",
                     models.Operation: "IU",
                 }
             ),

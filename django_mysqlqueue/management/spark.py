@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,27 @@ def project_place(using: str) -> Place:
             )
         os.environ[URL_VARIABLE] = text
     return Place()
+
+
+def erase_in_archive(
+    using: str, path: str, topics: Sequence[str], key: str, *, dry_run: bool
+) -> tuple[int, int] | None:
+    """Erase a key in the archive, in processes of this machine.
+
+    Returns:
+        The numbers of messages and of deleted files; None if there is no archive.
+    """
+    _cli()
+    from pyspark_mysqlqueue.archive import run
+    from pyspark_mysqlqueue.archive.root import Root
+    from pyspark_mysqlqueue.errors import PipelineError
+
+    try:
+        job = run.Job(None, project_place(using), Root(path))
+        erased = run.erase(job, topics, key, dry_run=dry_run)
+    except PipelineError as error:
+        raise CommandError(str(error)) from error
+    return None if erased is None else (erased.rows, erased.files)
 
 
 def _cli() -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from django_mysqlqueue.operations.celery_beat import import_celery_beat
 from django_mysqlqueue.operations.dead_lettering import dead_letter
 from django_mysqlqueue.operations.dropping import drop_group
+from django_mysqlqueue.operations.erasing import erase
 from django_mysqlqueue.operations.group_mode import set_group_mode
 from django_mysqlqueue.operations.group_settings import settings
 from django_mysqlqueue.operations.moving import cancel_move, move_topic, prepare_move
@@ -61,6 +62,7 @@ __all__ = [
     "drop_group",
     "drop_reader",
     "edit",
+    "erase",
     "forget",
     "import_celery_beat",
     "move_topic",

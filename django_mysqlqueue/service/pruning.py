@@ -105,6 +105,13 @@ def _left_leases(using: str) -> int:
     return sum(_through(partial(leasing.collect, dry_run=True), using))
 
 
+def forget_unreferenced(using: str) -> None:
+    """Delete the rows of coalesce keys, debounced messages and limits that no message needs any more."""
+    for kind in ("coalesce_keys", "debounced", "slots"):
+        for _rows in _HOW[kind][0](using):
+            pass
+
+
 IDLE_STEPS = 4
 """Number of steps that end no job after which the search is left to the next round."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -277,15 +277,15 @@ def _forget_step(session: Session, place: Checkpoint, ref: GroupRef, most: int) 
         (*ref, *(() if after is None else (after,)), most),
     )
     idle = [key for key, is_empty in rows if is_empty]
-    forgotten = run(session.using, lambda session: _forget_chunk(session, ref, idle)) if idle else 0
+    forgotten = run(session.using, lambda session: forget_positions(session, ref, idle)) if idle else 0
     if len(rows) == most:
         return Collected(0, forgotten, Checkpoint(ref.topic, rows[-1][0], group=ref))
     group = _next_group(session, ref)
     return Collected(0, forgotten, None if group is None else Checkpoint(group=group))
 
 
-def _forget_chunk(session: Session, ref: GroupRef, keys: list[str]) -> int:
-    """Delete offsets rows of empty partitions.
+def forget_positions(session: Session, ref: GroupRef, keys: Sequence[str]) -> int:
+    """Delete the offsets rows of those of some partitions that are empty; return how many.
 
     The rows are locked first, and the log is read then: in the other order, settled messages were delivered again.
     """

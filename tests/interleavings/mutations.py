@@ -510,7 +510,7 @@ MUTATIONS = (
         "GC that reads the log before it locks",
         "An offsets row is forgotten when the log holds nothing of its partition, seen under the row's lock.",
         "emptied: collect x sequence, claim, ack everything",
-        instead_of("retention._forget_chunk", _forget_what_was_idle),
+        instead_of("retention.forget_positions", _forget_what_was_idle),
     ),
     Mutation(
         "GC that passes over groups without offsets rows",

@@ -33,6 +33,7 @@ CHANGE = {
     "queuediscard": ["lost"],
     "queuedropgroup": ["g", "t"],
     "queuedropreader": ["lake"],
+    "queueerase": ["t", "--key", "eva"],
     "queuegroupmode": ["g", "t", "shared"],
     "queuepause": ["g", "t"],
     "queueredrive": ["lost"],
@@ -73,6 +74,7 @@ def world(db):
     publish("t", 1, id="tea", delay=1000)
     Reader.objects.create(name="lake", read_offset=10**9)
     publish_many("t", range(2))
+    publish("t", 2, key="eva")
     sequence()
 
 

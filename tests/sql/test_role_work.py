@@ -223,6 +223,13 @@ def import_celery_beat():
         twice(operations.import_celery_beat)
 
 
+def erase_keys():
+    keys = {one.partition_key for one in QueueMessage.objects.filter(topic="t")}
+    assert keys
+    for key in sorted(keys, key=len)[:3]:
+        operations.erase("t", key, actor="ada")
+
+
 OPERATIONS = {
     "cancel": cancel_messages,
     "cancel_move": cancel_move,
@@ -233,6 +240,7 @@ OPERATIONS = {
     "drop_group": lambda: each(operations.drop_group),
     "drop_reader": lambda: twice(operations.drop_reader, "lake"),
     "edit": lambda: twice(operations.edit, "t_dlq", "edited", offset=dead("t_dlq")),
+    "erase": erase_keys,
     "forget": lambda: twice(operations.forget, lost()),
     "import_celery_beat": import_celery_beat,
     "move_topic": move,

@@ -52,6 +52,7 @@ CALLS = {
         "drop_group": (("g", "t"), BY),
         "drop_reader": (("r",), BY),
         "edit": (("t.dlq", 1), {"id": "i", **BY}),
+        "erase": (("t", "k"), BY),
         "forget": (("s",), BY),
         "import_celery_beat": ((), BY),
         "move_topic": (("t", "x"), BY),

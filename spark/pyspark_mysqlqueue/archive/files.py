@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,13 +15,14 @@ import pyarrow.parquet as pq
 
 from pyspark_mysqlqueue import checksums, databases
 from pyspark_mysqlqueue.archive.root import Folder, Root
-from pyspark_mysqlqueue.archive.table import FILE_SCHEMA, STATISTICS, File, speaking_of
+from pyspark_mysqlqueue.archive.table import FILE_SCHEMA, STATISTICS, File, TableFile, speaking_of
 from pyspark_mysqlqueue.batches import Selection
 from pyspark_mysqlqueue.checksums import Sum
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.log_schema import CHECKSUM, COLUMNS, LOG, NAMES, Log
 from pyspark_mysqlqueue.reading import RECONNECT, TRIES, Query, Span, rows_of
+from pyspark_mysqlqueue.shared.keys import lanes
 
 EVERYTHING = Selection(NAMES, checksum=True)
 FLUSH_BYTES = 64 * 2**20
@@ -179,3 +181,83 @@ def by_log(batch: pa.RecordBatch) -> Iterator[tuple[Log, Any]]:
         return
     yield first, batch.filter(ours)
     yield from by_log(batch.filter(pc.invert(ours)))
+
+
+# -- erasing ------------------------------------------------------------------
+
+
+class Erasure(NamedTuple):
+    """The messages to erase: those of a publisher's key in some topics of a log."""
+
+    log: str
+    topics: Sequence[str]
+    key: str
+
+    def may_be_in(self, file: TableFile) -> bool:
+        """Return whether a file may have one of them, as far as the table's log says."""
+        return file.topics is None or any(file.topics[0] <= one <= file.topics[1] for one in self.topics)
+
+    def are(self, rows: Any) -> Any:
+        """Return for each row whether it is one of them."""
+        is_key = pc.or_(
+            pc.fill_null(pc.equal(rows["publisher_key"], self.key), fill_value=False),
+            pc.is_in(rows["partition_key"], value_set=pa.array(lanes(self.key))),
+        )
+        is_topic = pc.is_in(rows["topic"], value_set=pa.array(self.topics))
+        return pc.and_(pc.equal(rows["log"], self.log), pc.and_(is_topic, is_key))
+
+
+def count(root: Root, erasure: Erasure, path: str) -> int:
+    """Return how many messages to erase a file has.
+
+    Raises:
+        Mismatch: The file cannot be read.
+    """
+    columns = ("log", "topic", "partition_key", "publisher_key")
+    with _naming(path):
+        return sum(erasure.are(batch).true_count for batch in batches(root.open(), path, columns))
+
+
+def rewrite(root: Root, erasure: Erasure, path: str) -> tuple[list[File], dict[Log, Sum]]:
+    """Write the rows of a file into new files, without the messages to erase.
+
+    Returns:
+        The new files; and the numbers of rows that were left out and the sums of their checksums, by log.
+
+    Raises:
+        Mismatch: The file cannot be read, or a row does not have its checksum.
+    """
+    folder = root.open()
+    with _naming(path):
+        read_sums(folder, path)  # Or the sums of the table would hide a fault of the file.
+    day = datetime.date.fromisoformat(path.split("/")[0].removeprefix("day="))
+    written: list[File] = []
+    waiting: list[pa.RecordBatch] = []
+    less: dict[Log, Sum] = {}
+    size = 0
+
+    def flush() -> None:
+        if rows := pa.Table.from_batches(waiting, FILE_SCHEMA):
+            written.append(write_file(folder, day, rows))
+        waiting.clear()
+
+    for batch in batches(folder, path):
+        are_erased = erasure.are(batch)
+        for log, rows in by_log(batch.filter(are_erased)):
+            less[log] = less.get(log, Sum()) + checksums.total(rows[CHECKSUM])
+        waiting.append(batch.filter(pc.invert(are_erased)))
+        size += waiting[-1].nbytes
+        if size >= FLUSH_BYTES:
+            flush()
+            size = 0
+    flush()
+    return written, less
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Raise errors of reading a file as ours."""
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise Mismatch(f"file {path}: it cannot be read: {' '.join(str(error).split())}") from error

@@ -1,4 +1,4 @@
-"""Operations on the archive: grow, verify, compact, expire and vacuum.
+"""Operations on the archive: grow, verify, compact, expire, erase and vacuum.
 
 A lock lets one operation of a database at a time change the archive. It ends with its connection. If it is lost and two
 operations run, or those of two databases that share an archive, each commit is still made once: see ``table``.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pyspark_mysqlqueue import checksums, log_marks, log_offsets, readers
 from pyspark_mysqlqueue.archive import files
-from pyspark_mysqlqueue.archive.files import Mismatch
+from pyspark_mysqlqueue.archive.files import Erasure, Mismatch
 from pyspark_mysqlqueue.archive.root import Root
 from pyspark_mysqlqueue.archive.table import MODULO, File, Table, TableFile
 from pyspark_mysqlqueue.checksums import Sum
@@ -335,3 +335,74 @@ def vacuum(job: Job, *, keep: datetime.timedelta = KEEP) -> list[str]:
     """
     with job.locked():
         return Table.open(job.root).vacuum(max(keep, LEAST_KEEP))
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """The result of ``erase``, or what it would be."""
+
+    rows: int
+    """The number of messages that were removed."""
+    files: int
+    """The number of files that were deleted."""
+
+
+def erase(job: Job, topics: Sequence[str], key: str, *, dry_run: bool = False) -> Erased | None:
+    """Erase the messages of a publisher's key: no file of the archive has them afterwards.
+
+    Files that have some of them are written again without them. Then all files are deleted that the newest version of
+    the table does not have, so that earlier versions can no longer be read. If the run is interrupted, run it again.
+
+    Args:
+        job: The archive and its queue, whose log's messages are erased.
+        topics: Their topics.
+        key: The key with which they were published.
+        dry_run: If True, only count.
+
+    Returns:
+        What was erased; None if there is no archive.
+
+    Raises:
+        Mismatch: A file that has some of them has a fault. Nothing was changed.
+        PipelineError: Another run holds the lock, or a file cannot be read or deleted.
+    """
+    with job.locked() as database:
+        table = Table.find(job.root)
+        if table is None:
+            return None
+        erasure = Erasure(log_offsets.identity(database).id, tuple(topics), key)
+        number = 0
+
+        def affected() -> list[TableFile]:
+            nonlocal number
+            known = [file for file in table.files() if erasure.may_be_in(file)]
+            counts = spread(job.spark, partial(files.count, job.root, erasure), [file.path for file in known])
+            number = sum(counts)
+            return [file for file, count in zip(known, counts, strict=True) if count]
+
+        def rewritten() -> tuple[Sequence[TableFile], Sequence[File], dict[Log, Sum]]:
+            old, new = affected(), []
+            less: dict[Log, Sum] = {}
+            paths = [file.path for file in old]
+            for written, sums in spread(job.spark, partial(files.rewrite, job.root, erasure), paths):
+                new += written
+                for log, one in sums.items():
+                    less[log] = less.get(log, Sum()) + one
+            return old, new, less
+
+        if dry_run:
+            affected()
+            return Erased(number, len(_unneeded(table)))
+        table.replace(rewritten)
+        unneeded = _unneeded(table)
+        table.vacuum(datetime.timedelta(0))
+        if left := _unneeded(table):
+            raise PipelineError(f"archive {job.root.uri!r}: {min(left)} was not deleted; run again")
+        return Erased(number, len(unneeded))
+
+
+def _unneeded(table: Table) -> list[str]:
+    """Return the files below the root that the newest version of the table does not have."""
+    # The table's log also names files that are gone.
+    paths = table.vacuum(datetime.timedelta(0), dry_run=True)
+    return [path for path, size in zip(paths, table.root.open().sizes(paths), strict=True) if size >= 0]

@@ -272,12 +272,12 @@ class Table:
                 progress(rows)
         return written
 
-    def vacuum(self, keep: datetime.timedelta) -> list[str]:
-        """Delete files below the root that no version of the table of the last ``keep`` names."""
+    def vacuum(self, keep: datetime.timedelta, *, dry_run: bool = False) -> list[str]:
+        """Delete files below the root that no version of the table of the last ``keep`` names, or only list them."""
         with speaking_of(self.root):
             gone = self.delta.vacuum(
                 retention_hours=int(keep.total_seconds() // 3600),
-                dry_run=False,
+                dry_run=dry_run,
                 enforce_retention_duration=False,
                 full=True,
             )
