@@ -39,6 +39,7 @@ from tests.conftest import empty
 from tests.crash.crashes import ALIAS, DLQ, TOPIC
 from tests.crash.worlds import LEASE_MS, G, claimed, filtered, orphaned, overriding, registered, sequenced
 from tests.support import job_worlds
+from tests.support.factories import QuarantinedMessageFactory
 from tests.support.filtering import US
 from tests.support.harness import USING, Sub, handler, sequence
 from tests.support.internals import (
@@ -224,6 +225,23 @@ def _() -> None:
 @act("redrive", buried)
 def _() -> None:
     redriving.redrive_all(ALIAS, DeadLetterFilter(DLQ), actor=ME)
+
+
+def erasable() -> None:
+    """Messages of a key in the log, waiting for another attempt, dead-lettered, scheduled, debounced, and set aside."""
+    backing_off_for_a_reason()
+    dead = QueueMessage.objects.filter(topic=TOPIC, partition_key="a").order_by("offset").values_list("pk", flat=True)
+    dead_lettering.dead_letter_now(USING, G, list(dead[:1]), actor="bob")
+    sequence()
+    for number in range(2):
+        publish(TOPIC, f"s{number}", key="a", id=f"s{number}", delay=10**6)
+        publish(TOPIC, f"d{number}", key="a", id=f"d{number}", delay=10**6, coalesce="c")
+    QuarantinedMessageFactory(topic=TOPIC, partition_key="a")
+
+
+@act("erase", erasable)
+def _() -> None:
+    operations.erase(TOPIC, "a", actor=ME, using=ALIAS)
 
 
 @act("discard", buried)
