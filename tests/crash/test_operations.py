@@ -96,8 +96,8 @@ def test_an_operation_that_is_ended_is_run_again(db, crasher, monkeypatch, name,
         ended = crasher.run(mode, number, one.run)
         after = whereabouts()
         assert not invariants.at_any_moment(Tables.read(USING)), number
-        # At the crash each message is where it was or where it is going: in one place. (An erased one with a dead letter
-        # has been in two.)
+        # At the crash each message is where it was or where it is going: in one place. (An erased one with a dead
+        # letter has been in two.)
         for message in before | there:
             least, most = sorted((before[message], there[message]))
             assert least <= after[message] <= most, number
