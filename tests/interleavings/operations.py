@@ -135,6 +135,8 @@ class Operation:
     """Messages of the group that it may settle without calling a handler; ``*``: any."""
     deletes: bool = False
     """It may delete messages that are not settled: a cancellation, a discard."""
+    erases: frozenset[str] = frozenset()
+    """Messages that it deletes wherever they are."""
     forgets: bool = False
     """It may take the group back, or away."""
     skips: bool = False
@@ -1212,6 +1214,11 @@ def _(a: Actor) -> object:
     return redriving.discard_all(ALIAS, DeadLetterFilter(DLQ), actor=a.name, reason="none")
 
 
+@operation("erase", steps=True, touches_all=True, erases=frozenset({"b1", "b2"}), settles="b1 b2")
+def _(a: Actor) -> object:
+    return operations.erase(TOPIC, "b", actor=a.name, using=ALIAS).changed
+
+
 @operation("replace")
 def _(a: Actor) -> object:
     offset = min((at for name, at in a.offsets.items() if name.endswith("!")), default=0)
@@ -1317,6 +1324,7 @@ def both(first: str, *others: Callable[[Actor], object] | str) -> Operation:
         run,
         frozenset().union(*(part.settles for part in parts)),
         deletes=any(part.deletes for part in parts),
+        erases=frozenset().union(*(part.erases for part in parts)),
         forgets=any(part.forgets for part in parts),
         skips=any(part.skips for part in parts),
         touches_all=any(part.touches_all for part in parts),

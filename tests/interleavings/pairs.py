@@ -470,6 +470,7 @@ def special() -> Iterable[Pair]:
     yield from each(
         "buried", ("redrive", "discard", "replace"), ("redrive", "discard", "replace", "drop", "collect", "sequence")
     )
+    yield from each("busy", ("erase",), ("erase", "claim", "sequence", "collect", "pause"))
     yield from each("paused", ("resume",), ("resume", "pause", "claim", "seek to the beginning", "drop", "join"))
     yield from each("paused", ("seek to the end",), ("claim and flush", "flush acks", "resume"))
 

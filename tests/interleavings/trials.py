@@ -244,6 +244,7 @@ class Trial:
     def _may_be_deleted(self, after: Tables) -> tuple[str, ...]:
         """Messages that an operation may delete before they are settled: those of jobs if their results have ended."""
         debounced = (*self._start.debounced, *(("b7",) if self._start.debounced else ()))
+        debounced += tuple(name for one in self.pair.operations for name in sorted(one.erases))
         if not any(one.deletes for one in self.pair.operations):
             return debounced
         waiting = (one for one in self.before.outbox if one.original_id)
