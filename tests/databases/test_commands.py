@@ -110,4 +110,6 @@ def test_no_command_is_left_out():
     here |= {"queuemove"}
     # tests/pipeline: they read and write by connections of their own, made from the alias.
     spark = {"queuearchive", "queuereplay", "queuereport"}
+    # tests/operations/test_erase.py, tests/pipeline/test_erase.py: it goes to the database of its topic as others do.
+    here |= {"queueerase"}
     assert mine == here | {"runsubscriber"} | spark | {line.split()[0] for line, _ in OPERATIONS}

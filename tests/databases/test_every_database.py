@@ -67,7 +67,7 @@ def test_a_command_works_where_its_topic_is(topics):
     command("queuesequence")
     PartitionLease.objects.using(QUEUE).create(consumer_group="g", topic="orders", partition_key="k", leased_by="s:1")
     # tests/schedules/test_databases.py: a schedule is where its messages are. The last two read all databases.
-    others = ("queuerecurring", "queuecancel jobs", "queueoperations", "queuequarantine")
+    others = ("queuerecurring", "queuecancel jobs", "queueoperations", "queuequarantine", "queuedropreader")
     for line, said in [one for one in OPERATIONS if not one[0].startswith(others)]:
         words = line.replace(" t", " orders", 1).split() if " t" in line else [*line.split(), "orders"]
         assert said.replace('"t"', '"orders"') in command(*words), line

@@ -70,6 +70,7 @@ from tests.support.internals import (
     job_results,
     job_rows,
     leasing,
+    readers,
     relaying,
     releasing,
     rollups,
@@ -1214,9 +1215,14 @@ def _(a: Actor) -> object:
     return redriving.discard_all(ALIAS, DeadLetterFilter(DLQ), actor=a.name, reason="none")
 
 
-@operation("erase", steps=True, touches_all=True, erases=frozenset({"b1", "b2"}), settles="b1 b2")
+@operation("erase", steps=True, touches_all=True, erases=frozenset({"b1", "b2", "b7", "b8"}), settles="b1 b2 b7 b8")
 def _(a: Actor) -> object:
     return operations.erase(TOPIC, "b", actor=a.name, using=ALIAS).changed
+
+
+@operation("drop the reader")
+def _(a: Actor) -> object:
+    return readers.drop(ALIAS, "lake", actor=a.name)
 
 
 @operation("replace")

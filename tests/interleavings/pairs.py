@@ -471,6 +471,8 @@ def special() -> Iterable[Pair]:
         "buried", ("redrive", "discard", "replace"), ("redrive", "discard", "replace", "drop", "collect", "sequence")
     )
     yield from each("busy", ("erase",), ("erase", "claim", "sequence", "collect", "pause"))
+    yield from each("coalesced_later", ("erase",), ("sequence",))
+    yield from each("busy", ("drop the reader",), ("drop the reader", "collect"))
     yield from each("paused", ("resume",), ("resume", "pause", "claim", "seek to the beginning", "drop", "join"))
     yield from each("paused", ("seek to the end",), ("claim and flush", "flush acks", "resume"))
 

@@ -177,8 +177,9 @@ def _spark() -> Figures:
     from pyspark_mysqlqueue.archive.root import Root
     from pyspark_mysqlqueue.session import session
 
+    place = project_place("default")
+    archive = frames.archive(session(name="pipelinedemo"), place, Root(str(ARCHIVE)))
     day = functions.to_date("published_at")
-    archive = frames.archive(session(name="pipelinedemo"), project_place("default"), Root(str(ARCHIVE)))
     (row,) = archive.agg(
         functions.count("*"),
         functions.count_if(functions.col("topic") == TOPIC),
