@@ -201,7 +201,8 @@ def _taken(session: Session, answer: Answer) -> Mutex | None:
     if session.rows(f"SELECT id FROM {SEQUENCER} WHERE id = %s", (SEQUENCER_ID,)):
         return None
     session.execute(
-        f"INSERT INTO {SEQUENCER} (id) VALUES (%s){session.dialect.on_conflict_keep(SEQUENCER, ('id',))}",
+        f"INSERT INTO {SEQUENCER} (id, marked_at) VALUES (%s, {session.dialect.now_ms})"
+        + session.dialect.on_conflict_keep(SEQUENCER, ("id",)),
         (SEQUENCER_ID,),
     )
     return Mutex()

@@ -9,6 +9,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QuarantinedMessage,
     QueueMessage,
+    Reader,
     Schedule,
     SubscriberHeartbeat,
 )
@@ -85,6 +86,9 @@ def prepare(alias, name):
         one = Schedule.objects.using(alias).filter(name=f"{alias}.orders.s")
         one.update(paused_at=int(name.startswith("resume")), seen_at=0)
         return {"schedule": f"{alias}.orders.s"}
+    if name == "drop-reader":
+        Reader.objects.using(alias).create(name="lake", read_offset=0)
+        return {"reader": "lake"}
     refused = {"topic": "orders", "payload": b"1", "deliver_at": 0, "created_at": 1, "reason": "an error"}
     quarantined = str(QuarantinedMessage.objects.using(alias).get_or_create(**refused)[0].pk)
     scheduled = OutboxMessage.objects.using(alias).get(topic="orders", message_id=f"{alias}.later")
