@@ -48,6 +48,11 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "outbox_scheduled": (f"Scheduled messages (counted up to {SCRAPES.count:,}).", DATABASE),
     "relay_waiting": (f"Messages that wait to be relayed (counted up to {SCRAPES.walked:,}).", RELAY),
     "relay_oldest_age_seconds": ("Age of the oldest message that waits to be relayed; 0 if there is none.", RELAY),
+    "reader_unread_offsets": (
+        "Offsets of the log that a registered reader, such as the archive, has yet to read.",
+        (*DATABASE, "reader"),
+    ),
+    "reader_age_seconds": ("Time since a registered reader last stored its position.", (*DATABASE, "reader")),
     "round_trip_seconds": (
         "Time that the database takes to answer a poll of the slowest live subscriber, by percentile.",
         (*DATABASE, "percentile"),
@@ -185,6 +190,10 @@ def _add_queue(families: Families, state: QueueOverview) -> None:
     for relay in state.relays:
         families["relay_waiting"].add_metric((state.using, relay.target), relay.messages.value)
         families["relay_oldest_age_seconds"].add_metric((state.using, relay.target), _age(relay.oldest_at, state.now))
+    for reader in state.readers:
+        labels = (state.using, reader.name)
+        families["reader_unread_offsets"].add_metric(labels, max(0, state.last_offset - reader.offset))
+        families["reader_age_seconds"].add_metric(labels, _age(reader.moved_at, state.now))
     for group in state.groups:
         _add_group(families, state, group)
 

@@ -16,7 +16,7 @@ from django_mysqlqueue.inspection.bounds import Bounds
 from django_mysqlqueue.management.commands.queuestatus import read_status
 from django_mysqlqueue.metrics import queue
 from django_mysqlqueue.metrics.queue import QueueCollector
-from django_mysqlqueue.models import ConsumerGroup, QueueMessage
+from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Reader
 from django_mysqlqueue.operations import pausing
 from tests.support import oracle
 from tests.support.harness import USING, Sub, handler, sequence
@@ -45,6 +45,17 @@ def test_an_empty_queue(db):
         ("mysqlqueue_log_bytes", labels): found.value("log_bytes"),
         ("mysqlqueue_more_groups", labels): 0,
     }
+
+
+def test_how_far_readers_are(db):
+    publish_many("t", range(5))
+    sequence()
+    first = QueueMessage.objects.order_by("offset")[0].offset
+    Reader.objects.create(name="archive", read_offset=first, moved_at=1)
+    found = collected()
+    labels = {"reader": "archive"}
+    assert found.value("reader_unread_offsets", **labels) == 4
+    assert found.value("reader_age_seconds", **labels) > 1_000_000_000
 
 
 def busy():

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from django_mysqlqueue import Message, publish, publish_many
 from django_mysqlqueue.metrics.process import serve
 from django_mysqlqueue.metrics.queue import FAMILIES
+from django_mysqlqueue.models import Reader
 from tests.app import jobs
 from tests.metrics.test_view import TOKEN
 from tests.support import job_worlds
@@ -78,6 +79,7 @@ def expositions(queue_db, no_handlers, settings):
         publish_many("orders", [Message(text) for text in ("ack", "reject", "fail")])
         publish("orders", "later", delay=60)
         publish("far", 1, via=USING)
+        Reader.objects.create(name="archive", read_offset=0)
         jobs.add.enqueue(1)
         sub.settle()
         jobs.add.enqueue(2)
