@@ -267,14 +267,14 @@ def _forget_what_was_idle(session: Session, ref: Any, keys: list[str]) -> int:
 
 def _floors_of_those_with_rows(real: Callable[..., Any]) -> Callable[..., Any]:
     def floors(session: Session, topic: str, keys: list[str], **options: Any) -> Any:
-        found = real(session, topic, keys, **options)
+        found, read_offset = real(session, topic, keys, **options)
         if found is None:
-            return None
+            return None, read_offset
         marks: dict[str, list[int]] = {key: [] for key in keys}
         rows = ConsumerOffset.objects.using(session.using).filter(topic=topic, partition_key__in=keys)
         for key, acked in rows.values_list("partition_key", "offset_acked"):
             marks[key].append(acked)
-        return {key: min(marks[key], default=floor) for key, floor in found.items()}
+        return {key: min(marks[key], default=floor) for key, floor in found.items()}, read_offset
 
     return floors
 

@@ -343,6 +343,7 @@ ELSEWHERE = {
     "queuegrants": "test_grants.py: it reads the name of the database, for which no privilege is needed",
     "queueprocedures": "needs a user who may create procedures",
     "queuearchive": "tests/pipeline: the role archiver",
+    "queueerase": "test_an_operator_runs_every_operation: it runs this one, and what Spark's side does in the archive",
     "queuereport": "tests/pipeline: it reads the archive and, as queuetail does, the log",
     "queuereplay": "tests/pipeline: it publishes",
 }

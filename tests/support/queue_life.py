@@ -692,6 +692,10 @@ def _operate(ref: GroupRef) -> None:
         redriving.discard_all(USING, DeadLetterFilter("t_dlq", offsets=(places[1],)), actor="test", reason="test") == 1
     )
     redriving.redrive_all(USING, dead, actor="test", limit=3)
+    publish("t", "erased", key="erased")
+    sequence()
+    publish("t", "erased later", key="erased", delay=900)
+    assert operations.erase("t", "erased", using=USING, actor="test").changed == 2
     with as_role("reader"):
         scheduled = timetable.first_scheduled(USING, topic="t", task=None, limit=50)
         first = scheduled[0]
