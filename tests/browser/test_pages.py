@@ -23,6 +23,7 @@ from django_mysqlqueue.models import (
     OutboxMessage,
     QuarantinedMessage,
     QueueMessage,
+    Reader,
     Schedule,
     SubscriberHeartbeat,
 )
@@ -155,6 +156,8 @@ def queries(sub: Sub) -> list[str]:
         f"do/{name}-error/?group={group}&topic={topic}&kind={kind}&upto={number}" for name in ("retry", "dead-letter")
     ]
     found += [f"do/{name}/?topic=orders_dlq&row={dead}" for name in ("redrive-selected", "discard-selected")]
+    Reader.objects.get_or_create(name="lake", defaults={"read_offset": 0})
+    found += ["do/drop-reader/?reader=lake"]
     waiting = OutboxMessage.objects.get().outbox_id
     found += [f"do/{name}/?row={waiting}" for name in ("deliver-now", "move", "cancel")]
     found += [f"do/cancel-jobs/?row={quote(json.dumps(name))}" for name in ("waits", "runs", "failed")]

@@ -8,14 +8,13 @@ import pytest
 
 from django_mysqlqueue import Message, models, publish_many
 from django_mysqlqueue.db import log_queries
-from django_mysqlqueue.inspection import get_overview
-from django_mysqlqueue.models import ConsumerGroup, QueueMessage, Sequencer
-from pyspark_mysqlqueue import log_offsets, log_schema, reading, tables
+from django_mysqlqueue.models import QueueMessage, Sequencer
+from pyspark_mysqlqueue import log_offsets, log_schema, reading
 from pyspark_mysqlqueue.databases import Place
 from pyspark_mysqlqueue.options import SourceOptions
-from tests.support import garbage, oracle
+from tests.support import garbage
 from tests.support.factories import QueueMessageFactory
-from tests.support.harness import USING, Sub, handler, sequence
+from tests.support.harness import USING, Sub, handler
 from tests.support.internals import Session, log
 
 START = 1_790_000_000_000
@@ -120,30 +119,3 @@ def test_a_moment_between_two_messages(place, rows):
     assert first_since(place, START + MINUTE + 1) == first_since(place, START + 2 * MINUTE - 1) == rows[2]
     assert first_since(place, START + 4 * MINUTE + 1) == rows[4] + 1  # of the gap: what follows is newer
     assert first_since(place, START + 9 * MINUTE + 1) == rows[-1] + 1
-
-
-@pytest.mark.parametrize("mode", ["ordered", "shared"])
-def test_lag(place, mode):
-    """With messages that are settled behind an unsettled one, in backoff, for another group, and not claimed."""
-
-    def handle(delivery):
-        if delivery.payload % 4 == 0:
-            delivery.nack(delay=900)
-
-    publish_many("t", (Message(number, key=f"k{number % 3}") for number in range(30)))
-    publish_many("u", range(3))
-    sub = Sub(handler(mode=mode, function=handle))
-    sub.settle()
-    sub.leave()
-    ConsumerGroup.objects.create(consumer_group="late", topic="t", start_offset=QueueMessage.objects.first().offset)
-    publish_many("t", (Message(number, key=f"k{number}") for number in range(2, 7)))
-    sequence()
-    QueueMessageFactory(target_group="other")
-    with place.connect() as database:
-        spark = {(one.consumer_group, one.topic): one.unsettled for one in tables.groups(database)}
-    session = Session(USING)
-    django = {tuple(one.ref): one.lag.value for one in get_overview(using=USING).groups}
-    assert spark == django
-    assert spark == {ref: oracle.unsettled(session, ref)[0] for ref in map(oracle.GroupRef._make, spark)}
-    assert spark["g", "t"] > 8
-    assert spark["late", "t"] == 29 + 5
