@@ -37,7 +37,7 @@ def root(job: Job) -> Path:
             latest = QueueMessage.objects.order_by("-offset").values_list("offset", flat=True)
             QueueMessage.objects.filter(offset__in=list(latest[:5])).update(published_at=1)
         run.grow(job)
-    Table.open(job.root).compact()
+    run.compact(job)
     Table.open(job.root).delta.create_checkpoint()
     everywhere("other")
     everywhere()
