@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from django_mysqlqueue.db.tables import ARCHIVE, COLLECTED, GROUPS, LOG, OFFSETS, READERS, STATE
+from django_mysqlqueue.db.tables import COLLECTED, GROUPS, LOG, OFFSETS, READERS, STATE
 from django_mysqlqueue.models import (
     ConsumerGroup,
 )
 from django_mysqlqueue.names.rules import relay_target, relayed_from
 from django_mysqlqueue.options.conf import get_settings
-from django_mysqlqueue.service import log, partitions, relaying, unclaimed, watermarks
+from django_mysqlqueue.service import log, partitions, readers, relaying, unclaimed, watermarks
+from django_mysqlqueue.service.readers import RegisteredReader
 from django_mysqlqueue.service.refs import GroupRef
 from django_mysqlqueue.service.watermarks import BY_KEY
 from django_mysqlqueue.sql.session import Session, flat, last_row, run
@@ -129,7 +130,7 @@ class Waited(NamedTuple):
     starts: dict[str, int]
     """The start offsets of all registered groups."""
     read_offset: int
-    """The offset up to which all registered readers have read. The archive counts if ``ARCHIVE_REQUIRED`` is set."""
+    """The offset up to which all registered readers have read for which GC waits (``readers.waited_for``)."""
 
 
 def floors(session: Session, topic: str, keys: list[str]) -> tuple[dict[str, int] | None, int]:
@@ -161,12 +162,9 @@ def _waited(session: Session, topic: str) -> Waited:
         f"SELECT name, read_offset, 1 FROM {READERS} WHERE topic IN ('', %s){last_row(3)}",
         (topic, topic),
     )
-    read = {name: offset for name, offset, is_reader in rows if is_reader}
-    archived = read.pop(ARCHIVE, 0)
-    if get_settings().archive_required:
-        read[ARCHIVE] = archived
+    found = [RegisteredReader(name, (), offset, 0) for name, offset, is_reader in rows if is_reader]
     starts = {name: start for name, start, is_reader in rows if not is_reader}
-    return Waited(starts, min(read.values(), default=NO_FLOOR))
+    return Waited(starts, min((one.offset for one in readers.waited_for(found)), default=NO_FLOOR))
 
 
 def held_back_by(session: Session, ref: GroupRef, *, most: int, rows: int, seconds: float) -> tuple[int, bool]:
