@@ -175,7 +175,7 @@ def failures(
         yield from _failing(group, attempts, now, run, harmed, harmed.value + _held_up(group, handler))
     advice = ""
     if _still_fails(group, attempts, now):
-        advice = _("Fix the cause first, then redrive: most of the newest attempts failed. Redriven ones would, too.")
+        advice = _("Fix the cause first: most of the newest attempts failed, and redriven messages would fail, too.")
     if most is not None and recent.value > most:
         text = _("%(ref)s dead-lettered %(number)s messages in the last %(window)s (limit %(limit)s).")
         values = {"ref": ref, "number": str(recent), "window": duration(attempts.window), "limit": f"{most:,}"}

@@ -99,16 +99,10 @@ def erase(topic: str, key: str, *, progress: Callable[[int], object] = lambda ro
         wanted, session = _Key(key, topics_of(alias, topic)), Session(alias)
         if dry_run:
             number = _count(session, wanted, most=COUNTED)
-            text = _(
-                "Messages of this key of %(topic)s, and recorded deliveries of deleted ones, that will be erased: "
-                "%(number)s."
-            )
+            text = _("Messages with this key in %(topic)s, and recorded deliveries, that will be erased: %(number)s.")
         else:
             number = _erase_all(alias, wanted, topic, progress=progress, **by)
-            text = _(
-                "Messages of this key of %(topic)s, and recorded deliveries of deleted ones, that were erased: "
-                "%(number)s."
-            )
+            text = _("Erased messages with this key in %(topic)s, and recorded deliveries: %(number)s.")
         values = {"topic": topic, "number": number_said(number, dry_run=dry_run)}
         left = [] if dry_run else _in_use(session, wanted)
         return result_of(Result, ERASE, number, text % values, *left, *_kept(session, wanted), dry_run=dry_run)
@@ -327,7 +321,7 @@ def _in_use(session: Session, key: _Key) -> list[str]:
         positions += len(session.rows(f"SELECT 1 FROM {of_key}", (*ref, as_limit_key(key.name))))
     deliveries = _(
         "Deliveries of messages that are no longer in the log, which subscribers hold: %(number)s. They end with their "
-        "attempts. Run it again then."
+        "attempts. Erase the key again afterwards."
     )
     others = _("Positions, leases and limits of the key: %(number)s. They are deleted when they are no longer used.")
     return [text % {"number": f"{number:,}"} for number, text in ((held, deliveries), (positions, others)) if number]
