@@ -132,13 +132,11 @@ def archive(options: Mapping[str, Any], place: Place, say: Say) -> None:
     if action == "status":
         facts = _status(place, root)
     else:
+        todo = _pending(place, root) if action == "grow" else 0
         # Spark takes seconds to start, so start it only for actions that run tasks.
-        spark = (
-            None
-            if _is_local(options) or not _has_tasks(action, place, root)
-            else session(options["master"], name="queuearchive")
-        )
-        facts = _act(Job(spark, place, root), action, options)
+        has_tasks = todo or action in ("verify", "expire")
+        spark = session(options["master"], name="queuearchive") if has_tasks and not _is_local(options) else None
+        facts = _act(Job(spark, place, root), action, options, todo)
     lines = facts.pop("says")
     if options["format"] == "json":
         say(json.dumps({"action": action, **facts}, default=str))
@@ -155,16 +153,12 @@ def _is_local(options: Mapping[str, Any]) -> bool:
     return options["local"] or (not options["master"] and find_spec("pyspark") is None)
 
 
-def _has_tasks(action: str, place: Place, root: Root) -> bool:
-    if action in ("compact", "vacuum", "new-epoch"):
-        return False
-    if action != "grow":
-        return True
+def _pending(place: Place, root: Root) -> int:
     with place.connect() as database:
-        return run.pending(database, root) > 0
+        return run.pending(database, root)
 
 
-def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _act(job: Job, action: str, options: Mapping[str, Any], todo: int) -> dict[str, Any]:
     quiet = options["format"] == "json"
     if action == "expire":
         rows = run.expire(job, before=options["before"])
@@ -179,8 +173,6 @@ def _act(job: Job, action: str, options: Mapping[str, Any]) -> dict[str, Any]:
         log = run.new_epoch(job)
         return {"log": log.id, "epoch": log.epoch, "says": [f"The log {log.id} has the epoch {log.epoch} now."]}
     if action == "grow":
-        with job.place.connect() as database:
-            todo = run.pending(database, job.root)
         with _bar(todo, "offsets", quiet) as bar:
             grown = run.grow(
                 job,

@@ -193,7 +193,7 @@ def archived(
         table.root.spark_path(file.path)
         for file in table.files()
         if first <= file.day <= last
-        and (topics is None or _may_have(file.topics, topics))
+        and (topics is None or file.may_have(topics))
         and (span is None or file.offsets is None or (file.offsets[1] > span.above and file.offsets[0] <= span.up_to))
     ]
     if not paths:
@@ -208,10 +208,6 @@ def archived(
     if span is not None:
         found = found.where(functions.col("offset").between(span.above + 1, span.up_to))
     return _within(found, since, until)
-
-
-def _may_have(range_: tuple[str, str] | None, topics: Sequence[str]) -> bool:
-    return range_ is None or any(range_[0] <= topic <= range_[1] for topic in topics)
 
 
 def _check_moments(**moments: datetime.datetime | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +355,19 @@ def test_the_tables_log_has_no_key_id_or_payload(job):
     )
     assert "published_at" in text
     assert "secret" not in text
+
+
+@pytest.mark.any_engine
+def test_where_pyspark_is_not_installed_the_archive_needs_none(place, tmp_path):
+    some(5)
+    root = tmp_path / "archive"
+    code = (
+        "import sys; sys.modules['pyspark'] = None; from pyspark_mysqlqueue.cli import main; "
+        f"main(['archive', '--path', {str(root)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Archived 5 messages in 1 commit" in done.stdout, done.stderr
+    assert contents(run.Job(None, place, Root(str(root)))) == expected()
 
 
 def log_of(job):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 
 from pyspark_mysqlqueue import checksums, databases
 from pyspark_mysqlqueue.archive.root import Folder, Root
-from pyspark_mysqlqueue.archive.table import FILE_SCHEMA, STATISTICS, File, TableFile, speaking_of
+from pyspark_mysqlqueue.archive.table import FILE_SCHEMA, STATISTICS, File, speaking_of
 from pyspark_mysqlqueue.batches import Selection
 from pyspark_mysqlqueue.checksums import Sum
 from pyspark_mysqlqueue.databases import Place
@@ -138,14 +137,29 @@ def read_sums(folder: Folder, path: str) -> dict[Log, Sum]:
     Raises:
         Mismatch: The file cannot be read or does not have the archive's columns, or a row does not have its checksum.
     """
-    sums: dict[Log, Sum] = {}
+    return merged(map(sums_of, verified(folder, path)))
+
+
+def noted_sums(root: Root, path: str) -> dict[Log, Sum]:
+    """Return the rows and sums of each log in a file as they are noted, without a comparison.
+
+    Raises:
+        Mismatch: The file cannot be read.
+    """
+    return merged(map(sums_of, batches(root.open(), path, ("log", "epoch", CHECKSUM))))
+
+
+def verified(folder: Folder, path: str) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, each of which has its checksum.
+
+    Raises:
+        Mismatch: The file cannot be read or does not have the archive's columns, or a row does not have its checksum.
+    """
     for batch in batches(folder, path):
         wrong = pc.index(pc.equal(checksums.of_rows(batch), batch[CHECKSUM]), False).as_py()
         if wrong >= 0:
             raise Mismatch(f"file {path}: the row of offset {batch['offset'][wrong]} does not have its checksum")
-        for log, rows in by_log(batch):
-            sums[log] = sums.get(log, Sum()) + checksums.total(rows[CHECKSUM])
-    return sums
+        yield batch
 
 
 def batches(folder: Folder, path: str, columns: Sequence[str] = FILE_SCHEMA.names) -> Iterator[pa.RecordBatch]:
@@ -170,17 +184,25 @@ def batches(folder: Folder, path: str, columns: Sequence[str] = FILE_SCHEMA.name
         raise Mismatch(f"file {path}: it cannot be read: {' '.join(str(error).split())}") from error
 
 
-def by_log(batch: pa.RecordBatch) -> Iterator[tuple[Log, Any]]:
-    """Yield the rows of each log. Most batches have one."""
-    first = Log(batch["log"][0].as_py(), batch["epoch"][0].as_py()) if batch.num_rows else None
-    if first is None:
-        return
-    ours = pc.and_(pc.equal(batch["log"], first.id), pc.equal(batch["epoch"], first.epoch))
-    if pc.all(ours).as_py():
-        yield first, batch
-        return
-    yield first, batch.filter(ours)
-    yield from by_log(batch.filter(pc.invert(ours)))
+def sums_of(batch: pa.RecordBatch) -> dict[Log, Sum]:
+    """Return the rows and sums of each log in a batch. Most batches have one."""
+    found: dict[Log, Sum] = {}
+    batch = batch.select(["log", "epoch", CHECKSUM])
+    while batch.num_rows:
+        log = Log(batch["log"][0].as_py(), batch["epoch"][0].as_py())
+        ours = pc.and_(pc.equal(batch["log"], log.id), pc.equal(batch["epoch"], log.epoch))
+        found[log] = checksums.total(batch[CHECKSUM].filter(ours))
+        batch = batch.filter(pc.invert(ours))
+    return found
+
+
+def merged(parts: Iterable[Mapping[Log, Sum]]) -> dict[Log, Sum]:
+    """Add up rows and sums by log."""
+    found: dict[Log, Sum] = {}
+    for part in parts:
+        for log, more in part.items():
+            found[log] = found.get(log, Sum()) + more
+    return found
 
 
 # -- erasing ------------------------------------------------------------------
@@ -192,10 +214,6 @@ class Erasure(NamedTuple):
     log: str
     topics: Sequence[str]
     key: str
-
-    def may_be_in(self, file: TableFile) -> bool:
-        """Return whether a file may have one of them, as far as the table's log says."""
-        return file.topics is None or any(file.topics[0] <= one <= file.topics[1] for one in self.topics)
 
     def are(self, rows: Any) -> Any:
         """Return for each row whether it is one of them."""
@@ -214,8 +232,7 @@ def count(root: Root, erasure: Erasure, path: str) -> int:
         Mismatch: The file cannot be read.
     """
     columns = ("log", "topic", "partition_key", "publisher_key")
-    with _naming(path):
-        return sum(erasure.are(batch).true_count for batch in batches(root.open(), path, columns))
+    return sum(erasure.are(batch).true_count for batch in batches(root.open(), path, columns))
 
 
 def rewrite(root: Root, erasure: Erasure, path: str) -> tuple[list[File], dict[Log, Sum]]:
@@ -228,8 +245,6 @@ def rewrite(root: Root, erasure: Erasure, path: str) -> tuple[list[File], dict[L
         Mismatch: The file cannot be read, or a row does not have its checksum.
     """
     folder = root.open()
-    with _naming(path):
-        read_sums(folder, path)  # Or the sums of the table would hide a fault of the file.
     day = datetime.date.fromisoformat(path.split("/")[0].removeprefix("day="))
     written: list[File] = []
     waiting: list[pa.RecordBatch] = []
@@ -241,10 +256,10 @@ def rewrite(root: Root, erasure: Erasure, path: str) -> tuple[list[File], dict[L
             written.append(write_file(folder, day, rows))
         waiting.clear()
 
-    for batch in batches(folder, path):
+    # Verified, or the sums of the table would hide a fault of the file.
+    for batch in verified(folder, path):
         are_erased = erasure.are(batch)
-        for log, rows in by_log(batch.filter(are_erased)):
-            less[log] = less.get(log, Sum()) + checksums.total(rows[CHECKSUM])
+        less = merged((less, sums_of(batch.filter(are_erased))))
         waiting.append(batch.filter(pc.invert(are_erased)))
         size += waiting[-1].nbytes
         if size >= FLUSH_BYTES:
@@ -252,12 +267,3 @@ def rewrite(root: Root, erasure: Erasure, path: str) -> tuple[list[File], dict[L
             size = 0
     flush()
     return written, less
-
-
-@contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """Raise errors of reading a file as ours."""
-    try:
-        yield
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise Mismatch(f"file {path}: it cannot be read: {' '.join(str(error).split())}") from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pyspark_mysqlqueue import checksums, log_marks, log_offsets, readers
+from pyspark_mysqlqueue import log_marks, log_offsets, readers
 from pyspark_mysqlqueue.archive import files
 from pyspark_mysqlqueue.archive.files import Erasure, Mismatch
 from pyspark_mysqlqueue.archive.root import Root
@@ -22,7 +22,7 @@ from pyspark_mysqlqueue.checksums import Sum
 from pyspark_mysqlqueue.databases import Database, Place
 from pyspark_mysqlqueue.errors import PipelineError
 from pyspark_mysqlqueue.executors import spread
-from pyspark_mysqlqueue.log_schema import CHECKSUM, Log
+from pyspark_mysqlqueue.log_schema import Log
 from pyspark_mysqlqueue.readers import Reader
 from pyspark_mysqlqueue.reading import Span
 from pyspark_mysqlqueue.shared.tables import ARCHIVE, SEQUENCER, SEQUENCER_ID
@@ -219,16 +219,15 @@ def verify(job: Job, *, progress: Progress = lambda files: None) -> list[Fault]:
     with job.place.connect() as database:
         log = log_offsets.identity(database)
     faults = []
-    sums = {Log(log.id, epoch): Sum() for epoch in range(log.epoch + 1)}
+    sums: dict[Log, Sum] = {Log(log.id, epoch): Sum() for epoch in range(log.epoch + 1)}
     known = table.files()
     for start in range(0, len(known), BATCH):
         some = known[start : start + BATCH]
         for file, found in zip(some, spread(job.spark, partial(_checked, job.root), some), strict=True):
             if isinstance(found, str):
                 faults.append(Fault(file.path, found))
-                continue
-            for one, more in found.items():
-                sums[one] = sums.get(one, Sum()) + more
+            else:
+                sums = files.merged((sums, found))
         progress(len(some))
     if not faults:
         faults = [
@@ -300,24 +299,12 @@ def expire(job: Job, *, before: datetime.date) -> int:
         def old() -> tuple[Sequence[TableFile], Sequence[File], dict[Log, Sum]]:
             nonlocal removed
             gone = [file for file in table.files() if file.day < before]
-            less: dict[Log, Sum] = {}
-            for found in spread(job.spark, partial(_summed, job.root), [file.path for file in gone]):
-                for log, sums in found.items():
-                    less[log] = less.get(log, Sum()) + sums
+            less = files.merged(spread(job.spark, partial(files.noted_sums, job.root), [file.path for file in gone]))
             removed = sum(one.rows for one in less.values())
             return gone, [], less
 
         table.replace(old)
     return removed
-
-
-def _summed(root: Root, path: str) -> dict[Log, Sum]:
-    """Return the rows of a file and the sum of their checksums, by log."""
-    sums: dict[Log, Sum] = {}
-    for batch in files.batches(root.open(), path, ["log", "epoch", CHECKSUM]):
-        for log, rows in files.by_log(batch):
-            sums[log] = sums.get(log, Sum()) + checksums.total(rows[CHECKSUM])
-    return sums
 
 
 def vacuum(job: Job, *, keep: datetime.timedelta = KEEP) -> list[str]:
@@ -375,20 +362,16 @@ def erase(job: Job, topics: Sequence[str], key: str, *, dry_run: bool = False) -
 
         def affected() -> list[TableFile]:
             nonlocal number
-            known = [file for file in table.files() if erasure.may_be_in(file)]
+            known = [file for file in table.files() if file.may_have(erasure.topics)]
             counts = spread(job.spark, partial(files.count, job.root, erasure), [file.path for file in known])
             number = sum(counts)
             return [file for file, count in zip(known, counts, strict=True) if count]
 
         def rewritten() -> tuple[Sequence[TableFile], Sequence[File], dict[Log, Sum]]:
-            old, new = affected(), []
-            less: dict[Log, Sum] = {}
-            paths = [file.path for file in old]
-            for written, sums in spread(job.spark, partial(files.rewrite, job.root, erasure), paths):
-                new += written
-                for log, one in sums.items():
-                    less[log] = less.get(log, Sum()) + one
-            return old, new, less
+            old = affected()
+            done = spread(job.spark, partial(files.rewrite, job.root, erasure), [file.path for file in old])
+            new = [file for written, _ in done for file in written]
+            return old, new, files.merged(less for _, less in done)
 
         if dry_run:
             affected()

@@ -102,6 +102,10 @@ class TableFile(NamedTuple):
     topics: tuple[str, str] | None
     """The least and the greatest (None: not known)."""
 
+    def may_have(self, topics: Sequence[str]) -> bool:
+        """Return whether the file may have messages of one of these topics, as far as the table's log says."""
+        return self.topics is None or any(self.topics[0] <= one <= self.topics[1] for one in topics)
+
 
 def _spelled(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
@@ -238,8 +242,8 @@ class Table:
             old, new, less = change()
             if not old and not new:
                 return None
-            less = {log: Sum(-one.rows, -one.checksum) for log, one in less.items()}
-            return [*map(_added, new), *map(_removed, old)], self._totals(less)
+            more = {log: Sum(-one.rows, -one.checksum) for log, one in less.items()}
+            return [*map(_added, new), *map(_removed, old)], self._totals(more)
 
         self._commit(changed)
 
