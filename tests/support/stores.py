@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from http import HTTPStatus
@@ -65,6 +66,7 @@ class Application:
 
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._kind = "usual"
+        self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
@@ -77,8 +79,10 @@ class Application:
             return [b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"]
         if self._kind == "unconditional":
             environ.pop("HTTP_IF_NONE_MATCH", None)
-        found: Iterable[bytes] = self._moto(environ, start)
-        return found
+        # Moto looks whether an object exists, and then stores it: between the two, another thread may have.
+        with self._lock:
+            found: Iterable[bytes] = self._moto(environ, start)
+            return found
 
 
 def main() -> None:
