@@ -260,3 +260,10 @@ def aged(paths: list[Path]) -> None:
     before = time.time() - 30 * 86_400
     for path in paths:
         os.utime(path, (before, before))
+
+
+def test_a_file_without_statistics_may_have_any_topic():
+    """As one that another program has written."""
+    file = table.TableFile("day=2026-11-22/a.parquet", 1, 1, datetime.date(2026, 11, 22), None, None)
+    assert file.may_have(["t"])
+    assert not file._replace(topics=("a", "b")).may_have(["t"])
