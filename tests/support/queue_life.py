@@ -693,7 +693,8 @@ def _operate(ref: GroupRef) -> None:
     )
     redriving.redrive_all(USING, dead, actor="test", limit=3)
     publish("t", "erased", key="erased")
-    sequence()
+    with as_role("subscriber"):
+        sequence()
     publish("t", "erased later", key="erased", delay=900)
     assert operations.erase("t", "erased", using=USING, actor="test").changed == 2
     with as_role("reader"):
